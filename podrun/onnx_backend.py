@@ -21,6 +21,7 @@ from onnx.backend.base import Backend, BackendRep
 
 from podrun.core.errors import PodrunError, UnsupportedError, UsageError
 from podrun.device.xla.clients import SHARED_BY, device_for, on_one_thread_device, own_settings
+from podrun.device.xla.networks import join_networks
 from podrun.device.xla.packing import WeightRoom, pack_weights
 from podrun.device.xla.rewrite import available, rewrite_convolutions
 from podrun.onnx_models.folding import hoist
@@ -33,9 +34,12 @@ from podrun.runtime.graph import OperatorGraph, subgraphs
 _ANY_SEED = 0
 """The seed used for tracing; random numbers come from the seed given to ``run``."""
 
-WORTH_DIVIDING = 1 << 29
-"""Floating point operations of a model from which on two threads compute its large convolutions. Other operators are
-divided from `podrun.device.xla.clients.WORTH_SHARING` on only: waking a thread for each of them takes longer."""
+WORTH_DIVIDING = 1 << 24
+"""Floating point operations of a model from which on two threads compute its networks of convolutions and what stands
+between them. Other operators are divided from `podrun.device.xla.clients.WORTH_SHARING` on only: waking a thread for
+each of them takes longer."""
+CONVOLUTION_WORTH_DIVIDING = 1 << 17
+"""Products of a convolution from which on it is divided. Both threads are awake for the whole network."""
 COMPILER_OPTIONS = {"xla_allow_excess_precision": False}
 """Round float16 values between operators, as memory does; XLA skips that by default where it can."""
 
@@ -156,8 +160,11 @@ class PodrunBackendRep(BackendRep):
                     return split.run(jax.tree.unflatten(structure, room.restored(leaves)), free, key)
 
                 traced = jax.jit(run, keep_unused=True, **shardings).lower(leaves, free, key)
-                rewrite_convolutions(traced, parts=SHARED_BY if split.operations >= WORTH_DIVIDING else 1)
+                parts = SHARED_BY if split.operations >= WORTH_DIVIDING else 1
+                calls = rewrite_convolutions(traced, parts=parts, worth_dividing=CONVOLUTION_WORTH_DIVIDING)
                 packed = pack_weights(traced, room, leaves)
+                if calls:
+                    join_networks(traced, parts)
                 leaves = [jax.device_put(packed.get(i, leaf), device) for i, leaf in enumerate(leaves)]
                 call = traced.compile(compiler_options=dict(COMPILER_OPTIONS))
             compiled = _Compiled(fixed, leaves, call, lowered.uses_random, device, key)

@@ -122,11 +122,17 @@ class ConvolutionCall:
         """Number of multiplications, including those with padding."""
         return math.prod(self.dst) * math.prod(self.kernel) * self.src[3] // self.groups
 
-    def numbers(self, weights: tuple[int, ...], follows: tuple[bool, bool, bool], parts: int) -> list[int]:
+    def numbers(
+        self,
+        weights: tuple[int, ...],
+        follows: tuple[bool, bool, bool],
+        parts: int,
+        worth_dividing: int = WORTH_DIVIDING,
+    ) -> list[int]:
         """Arguments of the native module. ``weights``: elements between neighbouring (groups, outputs, inputs, rows,
         columns). ``follows``: whether a bias, another image and a cut at 0 follow. The last but one, at `SHUFFLE`, is
         1: the result's channels stay in their order."""
-        if self.products < WORTH_DIVIDING:
+        if self.products < worth_dividing:
             parts = 1
         flags = sum(1 << at for at, on in enumerate(follows) if on)
         sizes = (*self.src, *self.dst[1:], *self.kernel)
@@ -228,6 +234,8 @@ def _of_image(c: Convolution) -> ConvolutionCall | None:
 _log = logging.getLogger(__name__)
 TARGET = "podrun_convolution"
 """The name of the call in a program."""
+NETWORK_TARGET = "podrun_network"
+"""The name of the call of a chain of layers (`podrun.device.xla.networks`)."""
 FORM = 2
 """The form of the call's numbers. Programs that were compiled with another form are compiled again."""
 SHUFFLE = -2
@@ -257,6 +265,12 @@ def available() -> bool:
         return False
     with _starting:
         return _started()
+
+
+def networks_available() -> bool:
+    """Whether the C module that is installed computes networks: one built from older sources does not."""
+    module = importlib.import_module("podrun.device.xla._onednn") if available() else None
+    return hasattr(module, "network")
 
 
 @functools.cache
@@ -290,6 +304,8 @@ def _start() -> None:
     import jax
 
     jax.ffi.register_ffi_target(TARGET, module.handler(), platform="cpu")
+    if hasattr(module, "network_handler"):
+        jax.ffi.register_ffi_target(NETWORK_TARGET, module.network_handler(), platform="cpu")
 
 
 def _path() -> str:

@@ -71,7 +71,7 @@ def match(convolution: MlirOperation, feature: int) -> Epilogue:
     sums, value = [convolution], convolution.results[0]
     while (user := _only_user(value)) is not None and user.name == "stablehlo.add":
         addend = user.operands[1] if user.operands[0] == value else user.operands[0]
-        vector = _per_channel(addend, feature)
+        vector = per_channel(addend, feature)
         if vector is not None and bias is None and other is None:
             bias = vector
         elif other is None and addend != value and not _is_broadcast(addend):
@@ -120,7 +120,7 @@ def _is_broadcast(value: MlirValue) -> bool:
     return maker is not None and maker.name in ("stablehlo.broadcast_in_dim", "stablehlo.constant")
 
 
-def _per_channel(value: MlirValue, feature: int) -> Any:
+def per_channel(value: MlirValue, feature: int) -> Any:
     """The vector that a value broadcasts over all axes but ``feature``; None if it is no such broadcast."""
     maker = producer(value)
     if maker is None or maker.name != "stablehlo.broadcast_in_dim":

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from podrun.device.xla.channels_last import sink_transposes
 from podrun.device.xla.convolutions import (
     TARGET,
+    WORTH_DIVIDING,
     Convolution,
     ConvolutionCall,
     Kind,
@@ -33,11 +34,14 @@ if TYPE_CHECKING:
 __all__ = ["available", "rewrite_convolutions"]
 
 
-def rewrite_convolutions(lowered: Lowered, least: int = 0, parts: int = 1) -> int:
+def rewrite_convolutions(
+    lowered: Lowered, least: int = 0, parts: int = 1, worth_dividing: int = WORTH_DIVIDING
+) -> int:
     """Replace convolutions of a ``jax.stages.Lowered`` by calls of the library, in place. Returns how many.
 
     What it has nothing for stays XLA's, and everything does where the library is not there, or where the program's
-    convolutions have fewer than ``least`` products in all. ``parts``: into how many a large call is divided.
+    convolutions have fewer than ``least`` products in all. ``parts``: into how many a call of ``worth_dividing``
+    products is divided.
     """
     if convolutions_problem():
         if "stablehlo.convolution" in lowered.as_text():
@@ -48,14 +52,14 @@ def rewrite_convolutions(lowered: Lowered, least: int = 0, parts: int = 1) -> in
         return 0
     with module.context, ir.Location.unknown():
         inline(ir, module)
-        count = _replaced(ir, module, least, parts)
+        count = _replaced(ir, module, least, (parts, worth_dividing))
         if count:
             sink_transposes(module)
         rebuild_walls(ir, module)
     return count
 
 
-def _replaced(ir: ModuleType, module: MlirModule, least: int, parts: int) -> int:
+def _replaced(ir: ModuleType, module: MlirModule, least: int, parts: tuple[int, int]) -> int:
     """The number of convolutions that became calls of the library."""
     convolutions = [op for op in nested(module.operation) if op.name == "stablehlo.convolution"]
     for op in convolutions:
@@ -165,13 +169,13 @@ def _values(attributes: Any, name: str, default: Any, count: int = 2) -> tuple[A
     return tuple(type(default)(v) for v in np.asarray(list(attributes[name])).reshape(-1))
 
 
-def _replace(ir: ModuleType, site: _Site, parts: int) -> bool:
+def _replace(ir: ModuleType, site: _Site, parts: tuple[int, int]) -> bool:
     """Replace an operation, with its epilogue if the library can do that, by the call. Returns False if it stays."""
     call, op = site.call, site.op
     epilogue = Epilogue(sums=(op,))
     if call.kind is Kind.FORWARD:
         epilogue = match(op, site.result[3])
-    numbers = call.numbers(_order(site), epilogue.kind, parts)
+    numbers = call.numbers(_order(site), epilogue.kind, *parts)
     if not algorithms(numbers):
         return False
     kind = op.results[0].type

@@ -1,0 +1,180 @@
+"""The layers of a network become one call: the same numbers as XLA's, and no trace of them in the program."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from podrun.device.xla import convolutions
+from podrun.device.xla.network_steps import LayerNetwork, NetworkStep, StepKind
+from podrun.device.xla.networks import join_networks
+from podrun.device.xla.rewrite import rewrite_convolutions
+from podrun.numerics.pools import average_of_windows, maximum_of_windows
+from podrun.numerics.windows import fitted_window
+
+pytestmark = pytest.mark.skipif(not convolutions.available(), reason="no oneDNN here")
+
+
+def correlate(x: Any, w: Any, stride: int = 1) -> Any:
+    return lax.conv_general_dilated(x, w, (stride, stride), "SAME")
+
+
+def draw(*shape: int) -> Any:
+    return np.random.default_rng(shape).normal(scale=0.2, size=shape).astype(np.float32)
+
+
+def joined(
+    function: Callable[..., Any], *operands: Any, networks: int = 1, parts: int = 2
+) -> tuple[Any, str]:
+    """The function compiled with so many networks, and the program's text before XLA sees it."""
+    lowered = jax.jit(lambda *a: function(*a)).lower(*operands)
+    assert rewrite_convolutions(lowered, parts=parts, worth_dividing=0) > 0
+    assert join_networks(lowered, parts) == networks
+    text = str(lowered.compiler_ir("stablehlo"))
+    return lowered.compile(), text
+
+
+def check(function: Callable[..., Any], *operands: Any, networks: int = 1) -> str:
+    """Compare with XLA's own, on one thread and on two; the program's text."""
+    right = jax.tree.leaves(jax.jit(function)(*operands))
+    text = ""
+    for parts in (1, 2):
+        compiled, text = joined(function, *operands, networks=networks, parts=parts)
+        for got, want in zip(jax.tree.leaves(compiled(*operands)), right, strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+    return text
+
+
+X, W, V = draw(1, 8, 14, 14), draw(16, 8, 3, 3), draw(24, 16, 1, 1)
+WIDE, NARROW = (
+    fitted_window((14, 14), (3, 3), (2, 2), (), (1, 1, 1, 1)),
+    fitted_window((14, 14), (2, 2), (2, 2)),
+)
+
+
+def pooled(x: Any, w: Any) -> Any:
+    y = correlate(x, w)
+    means = average_of_windows(y, NARROW, with_pads=False)
+    inside = average_of_windows(y, WIDE, with_pads=False)
+    return jnp.concatenate([maximum_of_windows(y, WIDE), means, inside], axis=1)
+
+
+def dense(x: Any, w: Any, factor: Any) -> Any:
+    """Blocks that add to what came before them, each after a factor, an addend and a cut of its own."""
+    y = correlate(x, w)
+    for k in range(3):
+        z = y * factor[None, : y.shape[1], None, None] - (k + 1.0)
+        z = jnp.where(z > 0, z, 0.0)
+        y = jnp.concatenate([y, correlate(z, draw(24, y.shape[1], 1, 1))], axis=1)
+    return y
+
+
+def residual(x: Any, w: Any, v: Any) -> Any:
+    y = jnp.maximum(correlate(x, w), 0)
+    return correlate(y, v) + correlate(y[:, :16] * 2.0, v) + correlate(y, v) / 3.0
+
+
+def test_pooling_and_concatenation_leave_the_program() -> None:
+    text = check(pooled, X, W)
+    assert "podrun_network" in text
+    assert "podrun_convolution" not in text
+    assert "stablehlo.concatenate" not in text
+    assert "stablehlo.maximum" not in text
+
+
+def test_what_is_concatenated_to_itself_again_and_again() -> None:
+    text = check(dense, X, W, draw(128))
+    assert "stablehlo.multiply" not in text
+
+
+def test_additions_of_images() -> None:
+    check(residual, X, W, V)
+
+
+def test_what_xla_computes_between_two_networks() -> None:
+    """Powers are XLA's. What follows them is a network of its own, and what does not need them stays in the first."""
+
+    def network(x: Any, w: Any, v: Any) -> Any:
+        y = correlate(x, w)
+        powers = jnp.power(jnp.abs(y) + 1.0, 1.5)
+        beside = correlate(y, v)
+        return correlate(y / powers, v) + beside, beside
+
+    text = check(network, X, W, V, networks=2)
+    assert text.count("podrun_network") == 2
+
+
+def test_a_batch_and_a_pool_without_neighbours() -> None:
+    """Only what reads images of one sample is a value for each pixel; a program may end in a window."""
+
+    def network(x: Any, w: Any) -> Any:
+        y = correlate(x, w)
+        return maximum_of_windows(jnp.exp(y), WIDE), y / jnp.arange(1.0, 197.0).reshape(1, 1, 14, 14)
+
+    check(network, draw(3, 8, 14, 14), W, networks=2)
+
+
+def test_padding_with_other_numbers_is_no_padding() -> None:
+    def network(x: Any, w: Any) -> Any:
+        y = lax.pad(correlate(x, w), np.float32(2), [(0, 0, 0), (0, 0, 0), (1, 1, 0), (1, 1, 0)])
+        return maximum_of_windows(y, fitted_window((16, 16), (3, 3), (2, 2)))
+
+    check(network, X, W, networks=2)
+
+
+def test_what_is_no_number_stays() -> None:
+    x = X.copy()
+    x[0, :, 3, 3] = np.nan
+
+    def network(x: Any, w: Any) -> Any:
+        y = correlate(x, w)
+        return jnp.maximum(y * 2.0, 0.5), maximum_of_windows(y, WIDE), jnp.where(y - 1.0 > 0, y - 1.0, 0.0)
+
+    compiled, _ = joined(network, x, W)
+    for got, want in zip(compiled(x, W), jax.jit(network)(x, W), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+        assert np.isnan(want).sum() == np.isnan(got).sum()
+
+
+def test_threads_compute_the_same_bits_side_by_side() -> None:
+    compiled, _ = joined(dense, X, W, draw(128))
+    operands = (X, W, draw(128))
+    first = np.asarray(compiled(*operands)).tobytes()
+    with ThreadPoolExecutor(4) as pool:
+        others = pool.map(lambda _: np.asarray(compiled(*operands)).tobytes(), range(24))
+        assert set(others) == {first}
+
+
+def test_numbers_that_describe_no_network_are_refused() -> None:
+    """Each number wrong, and each end too early: refused, or a network that stays inside of its buffers."""
+    native: Any = importlib.import_module("podrun.device.xla._onednn")
+    network = LayerNetwork()
+    image = network.image((1, 6, 6, 4), 0)
+    network.steps.append(
+        NetworkStep(StepKind.POOL, image, network.image((1, 3, 3, 4)), (0, 2, 2, 2, 2, 0, 0))
+    )
+    network.images[-1].result = 0
+    network.operands = network.results = 1
+    numbers = network.numbers()
+    x, y = np.arange(144, dtype=np.float32), np.empty(36, np.float32)
+    native.network(np.array(numbers, np.int64), (x,), (y,))
+    np.testing.assert_array_equal(y.reshape(3, 3, 4), x.reshape(3, 2, 3, 2, 4).max(axis=(1, 3)))
+    for end in range(len(numbers)):
+        with pytest.raises(ValueError, match="no network"):
+            native.network(np.array(numbers[:end], np.int64), (x,), (y,))
+    for at in range(len(numbers)):
+        for value in (-1, 1 << 40):
+            with pytest.raises(ValueError, match="no network"):
+                native.network(np.array([*numbers[:at], value, *numbers[at + 1 :]], np.int64), (x,), (y,))
+    with pytest.raises(ValueError, match="smaller than"):
+        native.network(np.array(numbers, np.int64), (x[:-1],), (y,))
+    with pytest.raises(ValueError, match="another number of operands"):
+        native.network(np.array(numbers, np.int64), (x, x), (y,))
