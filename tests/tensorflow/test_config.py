@@ -22,8 +22,9 @@ def test_all_options_are_there_with_their_defaults() -> None:
     [
         ("io_tiles.num_io_tiles", True),
         ("allow_recompute", 1),
-        ("device_connection.type", 0),
+        ("device_connection.type", True),
         ("auto_select_ipus", "2"),
+        ("auto_select_ipus", [1, True]),
     ],
 )
 def test_types_are_exact(path: str, value: object) -> None:
@@ -34,7 +35,8 @@ def test_types_are_exact(path: str, value: object) -> None:
 def test_unknown_options_get_a_suggestion() -> None:
     config = IPUConfig()
     with pytest.raises(
-        ValueError, match=r"is not a valid attribute of this config\. Did you mean auto_select_ipus"
+        ValueError,
+        match=r"'auto_select_ipu' is not a valid attribute of this config\. Did you mean 'auto_select_ipus'\?",
     ):
         config.auto_select_ipu = 1
     with pytest.raises(ValueError, match="is not a valid attribute"):

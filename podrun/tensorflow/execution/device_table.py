@@ -144,6 +144,7 @@ class DeviceTable:
         }
         every = behaviour.set_all
         return {
+            "engine_options": _texts(self.config.compilation_poplar_options),
             "stochastic_rounding": self.rounds_stochastically,
             "floating_point_checks": every or behaviour.inv or behaviour.div0 or behaviour.oflo,
             "partials": partials_of(planners[PRODUCTS]),

@@ -170,7 +170,10 @@ def _check_options(config: Any) -> None:
     if len(set(numbers)) != len(numbers):
         raise ValueError("All device indices in `select_ipus` must be unique.")
     if selected and running_on_ipu_model():
-        raise Exception("`select_ipus` cannot be used with the IPU Model.")  # noqa: TRY002 - the SDK's class
+        raise Exception(  # noqa: TRY002 - the SDK's class
+            "When using the IPUModel, the devices to attach to cannot be selected: use `auto_select_ipus` instead of "
+            "`select_ipus`."
+        )
     tiles = config.io_tiles
     if tiles.place_ops_on_io_tiles and tiles.num_io_tiles == 0:
         raise ValueError("Cannot place ops on I/O tiles when io_tiles.num_io_tiles == 0")
@@ -184,8 +187,8 @@ def _check_options(config: Any) -> None:
     spread = config.experimental.multi_replica_distribution
     if spread.process_count and not 0 <= spread.process_index < spread.process_count:
         raise ValueError(
-            f"multi_replica_distribution.process_index must be in [0, {spread.process_count}), not "
-            f"{spread.process_index}."
+            "experimental.multi_replica_distribution.process_index must be in the range "
+            f"[0, {spread.process_count}), not {spread.process_index}."
         )
     if spread.process_count and running_on_ipu_model():
         raise Exception(  # noqa: TRY002 - the SDK's class

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import difflib
+import importlib
 import json
-import warnings
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -14,27 +15,51 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class AttributeMetadata:
-    """What an option is: its name, the types that it takes, its default, and whether it is deprecated."""
+    """What an option or a category is: its name, the types that an option takes (a list or tuple has whole numbers),
+    its default, and whether it is deprecated.
+    """
 
     name: str
-    type: Any
-    default: Any
-    deprecated: bool = False
-    deprecated_msg: str = ""
+    kinds: tuple[Any, ...] = ()
+    default: Any = None
+    deprecated_msg: str | None = None
+
+    @property
+    def deprecated(self) -> bool:
+        """Whether the option is deprecated."""
+        return self.deprecated_msg is not None
+
+    @property
+    def type(self) -> str | None:
+        """The types as text, as the SDK writes them; None for a category."""
+        names = [_TYPE_NAMES.get(kind, kind.__name__) for kind in self.kinds]
+        if len(names) > 1:
+            return f"typing.Union[{', '.join(names)}]"
+        return self.kinds[0].__name__ if self.kinds else None
 
     def warn_if_deprecated(self) -> None:
         """A warning for a deprecated option."""
         if self.deprecated:
-            warnings.warn(f"{self.name} is deprecated. {self.deprecated_msg}", stacklevel=4)
+            tf_logging = importlib.import_module("tensorflow.python.platform.tf_logging")
+            tf_logging.warn(f"{self.name} has been deprecated: {self.deprecated_msg}")
 
     def check_type(self, value: Any) -> None:
         """TypeError unless ``value`` has exactly one of the types."""
-        types = self.type if isinstance(self.type, tuple) else (self.type,)
-        if type(value) not in types:
-            names = " or ".join(str(kind) for kind in types)
-            raise TypeError(
-                f"Trying to set {self.name} to {value} of type {type(value)}, but it must be of type {names}"
-            )
+        fits = type(value) in self.kinds
+        if fits and type(value) in (list, tuple):
+            fits = all(type(item) is int for item in value)
+        if not fits:
+            raise TypeError(f"Trying to set {self.name} to {value}, but it must be of type {self.type}")
+
+    def from_plain(self, value: Any) -> Any:
+        """The member of an enumeration that a number or a name means; other values as they are."""
+        kind = self.kinds[0] if len(self.kinds) == 1 else None
+        if not isinstance(kind, type) or not issubclass(kind, Enum) or isinstance(value, (kind, bool)):
+            return value
+        return kind[value] if isinstance(value, str) else kind(value)
+
+
+_TYPE_NAMES = {list: "typing.List[int]", tuple: "typing.Tuple[int, ...]"}
 
 
 class OptionCategory:
@@ -48,8 +73,9 @@ class OptionCategory:
             if isinstance(entry, Mapping):
                 values[key] = OptionCategory(full, entry)
             else:
-                kinds, default = entry[:2]
-                metadata[key] = AttributeMetadata(full, kinds, default, len(entry) > 2, *entry[2:])
+                kinds, default, *message = entry
+                kinds = kinds if isinstance(kinds, tuple) else (kinds,)
+                metadata[key] = AttributeMetadata(full, kinds, default, *message)
                 values[key] = copy.deepcopy(default)
         object.__setattr__(self, "_name", name)
         object.__setattr__(self, "_values", values)
@@ -60,9 +86,12 @@ class OptionCategory:
             return
         close = difflib.get_close_matches(name, self._values, n=1)
         raise ValueError(
-            f"{name} is not a valid attribute of this config."
-            + (f" Did you mean {close[0]}?" if close else "")
+            f"'{name}' is not a valid attribute of this config."
+            + (f" Did you mean '{self._full(close[0])}'?" if close else "")
         )
+
+    def _full(self, name: str) -> str:
+        return f"{self._name}.{name}" if self._name else name
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "_values" not in self.__dict__:
@@ -75,11 +104,13 @@ class OptionCategory:
     def __setattr__(self, name: str, value: Any) -> None:
         self._check(name)
         if isinstance(self._values[name], OptionCategory):
-            raise Exception(f"{name} is a category and cannot be assigned to.")  # noqa: TRY002 - the SDK's class
+            raise Exception(  # noqa: TRY002 - the SDK's class
+                f"{self._full(name)} is a category and cannot be assigned to."
+            )
         metadata = self._metadata[name]
         metadata.warn_if_deprecated()
-        if isinstance(value, bool) and metadata.type is not bool and _is_rounding(metadata):
-            value = metadata.type.from_bool(value)  # A program of SDK 2.4 or earlier.
+        if isinstance(value, bool) and hasattr(metadata.kinds[0], "from_bool"):
+            value = metadata.kinds[0].from_bool(value)  # A program of SDK 2.4 or earlier.
         metadata.check_type(value)
         self._values[name] = value
 
@@ -90,52 +121,53 @@ class OptionCategory:
         return new
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.to_dict()})"
+        lines = (
+            f"  {name} = {value if isinstance(value, Enum) else repr(value)}"
+            for name, value in self.options().items()
+        )
+        return os.linesep.join([f"{type(self).__name__}:", *lines])
 
     def get_attribute_metadata(self, attr: str) -> AttributeMetadata:
-        """What the option of that dotted name is. ValueError for a category or an unknown one."""
+        """What the option or category of that dotted name is. ValueError for an unknown one."""
         first, _, rest = attr.partition(".")
-        self._check(first)
-        if rest:
-            result: AttributeMetadata = self._values[first].get_attribute_metadata(rest)
-            return result
-        if first not in self._metadata:
-            raise ValueError(f"{attr} is a category, which has no metadata.")
-        own: AttributeMetadata = self._metadata[first]
-        return own
+        try:
+            self._check(first)
+            if rest:
+                result: AttributeMetadata = self._values[first].get_attribute_metadata(rest)
+                return result
+        except (ValueError, AttributeError) as error:
+            reason = str(error).partition("': ")[2] if rest and "metadata for" in str(error) else str(error)
+            raise ValueError(f"Could not get attribute metadata for '{attr}': {reason}") from None
+        return self._metadata.get(first) or AttributeMetadata(self._full(first))
 
-    def to_dict(self) -> dict[str, Any]:
+    def options(self) -> dict[str, Any]:
         """All options by dotted name."""
         flat: dict[str, Any] = {}
         for key, value in self._values.items():
             if isinstance(value, OptionCategory):
-                flat |= value.to_dict()
+                flat |= value.options()
             else:
                 flat[self._metadata[key].name] = value
         return flat
 
+    def to_dict(self) -> dict[str, Any]:
+        """All options by dotted name; enumerations are numbers."""
+        return {k: v.value if isinstance(v, Enum) else v for k, v in self.options().items()}
+
     def from_dict(self, dct: Mapping[str, Any]) -> None:
-        """Set options by dotted name."""
+        """Set options by dotted name; enumerations may be numbers or names."""
         for key, value in dct.items():
             *path, last = key.split(".")
             category: Any = self
             for part in path:
                 category = getattr(category, part)
-            setattr(category, last, value)
+            metadata = category._metadata.get(last)
+            setattr(category, last, value if metadata is None else metadata.from_plain(value))
 
     def to_json(self) -> str:
-        """`to_dict` as JSON; enumerations are their names."""
-        return json.dumps({k: v.name if isinstance(v, Enum) else v for k, v in self.to_dict().items()})
+        """`to_dict` as JSON."""
+        return json.dumps(self.to_dict())
 
     def from_json(self, json_cfg: str) -> None:
         """Set options from JSON."""
-        values = json.loads(json_cfg)
-        for key, value in values.items():
-            kind = self.get_attribute_metadata(key).type
-            if isinstance(kind, type) and issubclass(kind, Enum) and isinstance(value, str):
-                values[key] = kind[value]
-        self.from_dict(values)
-
-
-def _is_rounding(metadata: AttributeMetadata) -> bool:
-    return hasattr(metadata.type, "from_bool")
+        self.from_dict(json.loads(json_cfg))
