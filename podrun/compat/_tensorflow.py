@@ -96,7 +96,7 @@ class SdkFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     ) -> importlib.machinery.ModuleSpec | None:
         """A spec for names of the SDK; None for all others."""
         below = fullname.startswith((f"{ROOT}.", "tensorflow.compiler.plugin.", "tensorflow_core."))
-        if below or fullname in (ROOT, "tensorflow.compiler.plugin"):
+        if below or fullname in (ROOT, "tensorflow.compiler.plugin") or _is_estimator(fullname):
             return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
         return None
 
@@ -107,6 +107,8 @@ class SdkFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             module = importlib.import_module("tensorflow." + name.partition(".")[2])
             self._kept = (module, module.__spec__)
             return module
+        if _is_estimator(name):
+            return _estimator_module(name)
         if name.startswith("tensorflow.compiler.plugin"):
             module = types.ModuleType(name)
             if name.endswith(("gen_ipu_ops", "gen_poputil_ops")):
@@ -183,14 +185,23 @@ def add_sdk(module: Any) -> None:
         _overlay(module)
 
 
-def _estimator_module() -> types.ModuleType:
-    """``tf.estimator``, which loads when it is first used."""
-    module = types.ModuleType("tensorflow.estimator")
+def _is_estimator(name: str) -> bool:
+    """Whether a module is one of the package of estimators, which TensorFlow does not have any more."""
+    roots = ("tensorflow_estimator", "tensorflow.python.estimator")
+    return any(name == root or name.startswith(root + ".") for root in roots)
+
+
+def _estimator_module(own: str = "tensorflow.estimator") -> types.ModuleType:
+    """``tf.estimator``, or a module of its package, with the names of all of them; they load when they are used."""
+    module = types.ModuleType(own)
+    module.__path__ = []
     names = {"RunConfig": "EstimatorRunConfig", "Estimator": "HostEstimator"}
 
     def lookup(name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
+        if own != "tensorflow.estimator" and name in _ESTIMATOR_MODULES:
+            return importlib.import_module(f"{own}.{name}")
         source = importlib.import_module(
             _SDK + ("estimator_sessions" if name == "Estimator" else "estimator_parts")
         )
@@ -199,8 +210,11 @@ def _estimator_module() -> types.ModuleType:
         return getattr(source, names.get(name, name))
 
     module.__getattr__ = lookup  # type: ignore[method-assign]
-    sys.modules.setdefault("tensorflow.estimator", module)
+    sys.modules.setdefault(own, module)
     return module
+
+
+_ESTIMATOR_MODULES = ("python", "estimator", "model_fn", "mode_keys", "run_config", "estimator_lib", "api")
 
 
 def check_version(version: str) -> None:

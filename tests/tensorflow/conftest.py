@@ -15,6 +15,7 @@ def _changed_by_the_front_end() -> list[tuple[Any, tuple[str, ...]]]:
     import tensorflow as tf
 
     from podrun.private_apis.tensorflow import private_module
+    from podrun.tensorflow.execution.placed_devices import changed_classes
     from podrun.tensorflow.keras.accumulating_optimizers import OPTIMIZER_MODULES, OPTIMIZER_NAMES
     from podrun.tensorflow.keras.extensions import ADDED
 
@@ -26,8 +27,7 @@ def _changed_by_the_front_end() -> list[tuple[Any, tuple[str, ...]]]:
         (private_module("ops.gradients_util"), ("_GradientsHelper",)),
         (tf.GradientTape, ("gradient",)),
         (private_module("client.session").BaseSession, ("run",)),
-        (private_module("framework.ops").Graph, ("_apply_device_functions",)),
-        (private_module("eager.context").Context, ("device",)),
+        *changed_classes(),
         (model, ADDED),
         (load("tf_keras.src.optimizers"), ("get",)),
         *((load(name), (*OPTIMIZER_NAMES, "get")) for name in OPTIMIZER_MODULES),

@@ -28,7 +28,8 @@ def _anchor(graph: Any, source: Any) -> Any:
     return graph.capture(source.handle if _is_variable(source) else source)
 
 
-_BLOCKING = {"StopGradient", "PreventGradient", "Floor", "Ceil", "Round", "Rint", "FloorDiv"}
+BLOCKING = {"StopGradient", "PreventGradient", "Floor", "Ceil", "Round", "Rint", "FloorDiv"}
+"""Operations through which no gradient passes."""
 
 
 _WITHOUT = {"Zeta": (0,), "Polygamma": (0,), "Betainc": (0, 1)} | dict.fromkeys(
@@ -39,7 +40,7 @@ _WITHOUT = {"Zeta": (0,), "Polygamma": (0,), "Betainc": (0, 1)} | dict.fromkeys(
 
 def _passes(operation: Any) -> bool:
     """Whether a gradient passes through an operation."""
-    if operation.type in _BLOCKING:
+    if operation.type in BLOCKING:
         return False
     try:
         return _gradient_function(operation) is not None or operation.type in ("PyFunc", "PyFuncStateless")

@@ -14,7 +14,7 @@ reports of the program (time, memory, the schedule) is that of the pipeline (`po
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -44,6 +44,16 @@ class PipelineShape:
     io_tiles: int = 0
     wrong: str = ""
     """Why the pipeline cannot run, which a program is told when it runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class CountOfUpdates:
+    """The number of mini-batches of an update where a program has it when it starts: the ``tensor`` in the loop's body,
+    and what is called with its value.
+    """
+
+    tensor: tf.Tensor
+    check: Callable[[int], None]
 
 
 _PLACES = "ipu_places"

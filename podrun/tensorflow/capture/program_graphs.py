@@ -18,7 +18,7 @@ from podrun.private_apis.tensorflow import symbol
 
 _FuncGraph: Any = symbol("framework.func_graph.FuncGraph")
 _tf_convert = symbol("autograph.impl.api.tf_convert")
-_auto_control = None
+_lift_to_graph = symbol("eager.lift_to_graph.lift_to_graph")
 DEVICE = "/device:IPU:"
 
 
@@ -35,6 +35,8 @@ class IpuGraph(_FuncGraph):  # type: ignore[misc]
         """What the traced function returned."""
         self.effects: list[Any] = []
         """Operations that it returned."""
+        self.refused = ""
+        """Why the program cannot run, which it is told when it runs."""
 
 
 def _share_variable_scope() -> None:
@@ -52,9 +54,38 @@ def innermost_program() -> IpuGraph | None:
     return graph
 
 
+def outermost_program() -> IpuGraph | None:
+    """The graph of the whole program that is being traced, if any: loops in it have graphs of their own."""
+    graph: Any = innermost_program()
+    outermost: IpuGraph | None = graph
+    while graph is not None:
+        outermost = graph if isinstance(graph, IpuGraph) else outermost
+        graph = getattr(graph, "outer_graph", None)
+    return outermost
+
+
 def in_program() -> bool:
     """Whether a program is being traced."""
     return innermost_program() is not None
+
+
+OUTSIDE = "_podrun_outside"
+"""Attribute of operations that the host computes in the middle of a program: the name of their scope."""
+_OF_VARIABLES = {
+    "ReadVariableOp",
+    "AssignVariableOp",
+    "AssignAddVariableOp",
+    "AssignSubVariableOp",
+    "VarHandleOp",
+}
+
+
+def host_scope(operation: Any) -> str | None:
+    """The scope of an operation that the host computes; None for those of the device. Variables are the device's."""
+    entry = operation.node_def.attr.get(OUTSIDE)
+    if entry is None or operation.type in _OF_VARIABLES or operation.type in ("Const", "NoOp"):
+        return None
+    return str(entry.s.decode())
 
 
 def parameter(graph: Any, spec: Any, name: str) -> Any:
@@ -97,8 +128,54 @@ def trace(
 
 
 def _uncached(next_creator: Callable[..., tf.Variable], **options: object) -> tf.Variable:
-    """A variable without a cached value, which would be read outside of the program, before it runs."""
+    """A variable without a cached value, which would be read outside of the program, before it runs. An initial value
+    that is a tensor of the program is computed outside of it too.
+    """
+    value = options.get("initial_value")
+    if isinstance(value, tf.Tensor) and isinstance(getattr(value, "graph", None), IpuGraph):
+        options = options | {"initial_value": _outside_of_program(value)}
     return next_creator(**(options | {"caching_device": None}))
+
+
+def _outside_of_program(value: Any) -> Any:
+    """What gives the initial value of a variable outside of the program. ValueError, as in TensorFlow, for one that
+    depends on inputs of the program.
+    """
+    graph = value.graph
+    if any(t in graph.inputs for t in _ancestors(value)):
+        raise ValueError(
+            f"The initial value '{value.name}' of a variable depends on inputs of the program: compute it outside of "
+            "the program."
+        )
+    with tf.init_scope():
+        eager = tf.executing_eagerly()
+        outer = None if eager else tf.compat.v1.get_default_graph()
+    if eager:
+        with tf.compat.v1.Session(graph=graph) as session:
+            array = session.run(value)
+        return lambda: tf.constant(array)
+    known = {inner.op: outside.op for outside, inner in graph.captures if outside.graph is outer}
+    known |= {inner: outside for outside, inner in graph.captures if outside.graph is outer}
+    lifted = _lift_to_graph([value], outer, op_map=_identity_map(known))
+    return lambda: lifted[value]
+
+
+def _ancestors(value: Any) -> list[Any]:
+    seen: dict[int, Any] = {}
+    waiting = [value]
+    while waiting:
+        tensor = waiting.pop()
+        if id(tensor) not in seen:
+            seen[id(tensor)] = tensor
+            waiting += list(tensor.op.inputs)
+    return list(seen.values())
+
+
+def _identity_map(pairs: Mapping[Any, Any]) -> Any:
+    table = symbol("util.object_identity.ObjectIdentityDictionary")()
+    for key, item in pairs.items():
+        table[key] = item
+    return table
 
 
 def _in_graph(graph: Any, results: Any) -> Any:
@@ -130,7 +207,9 @@ def check_host_free(graph: Any) -> None:
     for operation in graph.get_operations():
         if operation.type in _SUMMARIES:
             continue
-        if any(t.dtype == tf.string for t in operation.outputs) and operation.type != "Const":
+        if operation.type == "Const" or host_scope(operation) is not None:
+            continue
+        if any(t.dtype == tf.string for t in operation.outputs):
             raise UnsupportedError(
                 f"{operation.type} '{operation.name}' computes strings, which are not computed on IPUs.",
                 hint="Compute them on the host, outside of the program.",

@@ -6,7 +6,7 @@ iteration; any other program is one step.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from typing import Any
@@ -17,100 +17,54 @@ import tensorflow as tf
 from podrun.core.errors import UnsupportedError
 from podrun.runtime.feeds import DataFeed
 from podrun.runtime.graph import TensorType
-from podrun.tensorflow.capture.markers import REFERENCES, marked
+from podrun.tensorflow.capture.markers import REFERENCES
 from podrun.tensorflow.capture.places import PipelineShape, pipeline_of
 from podrun.tensorflow.execution.device_table import DEVICES
 from podrun.tensorflow.execution.poplar_flags import flags, synthetic_elements
+from podrun.tensorflow.execution.queue_loops import MainLoop, main_loop, origin
 from podrun.tensorflow.execution.step_program import ReadStep, StepProgram, StepSource, read_step
-from podrun.tensorflow.graph.importer import function_graph
 
 
 @dataclass(frozen=True, slots=True)
-class MainLoop:
-    """The loop that a program is. ``inputs``: tensors of the program's graph. ``counted``: for each comparison that
-    goes on, the input that counts, and the input or number with which it is compared.
+class ProgramPart:
+    """What a `HostProgram` is of its graph, if not all of it. ``inputs``: tensors whose values it holds, under
+    ``keys``; ``fed``: tensors that the parts before it give, by the queue number ``queue``; ``done``: operations that
+    ran before it; ``reported``: whether it has a report of its own.
     """
 
-    operation: Any
-    body: Any
     inputs: Sequence[Any]
-    effects: Sequence[Any]
-    counted: Sequence[tuple[int, tuple[str, int]]]
-    first: int
-    """The position of the operation's first output among the inputs."""
-
-
-def main_loop(graph: Any) -> MainLoop | None:
-    """The loop that uses queues, if the graph has one."""
-    for operation in graph.get_operations():
-        facts = marked(operation)
-        if facts is not None and facts["kind"] == "repeat":
-            loop = REFERENCES[facts["loop"]]
-            if uses_queues(loop.body_graph):
-                counted = _comparisons(loop.condition_graph)
-                inputs = list(operation.inputs)
-                return MainLoop(operation, loop.body_graph, inputs, loop.effects, counted, loop.first)
-        if operation.type in ("While", "StatelessWhile"):
-            body = function_graph(graph, operation.get_attr("body").name)
-            if uses_queues(body):
-                counted = _comparisons(function_graph(graph, operation.get_attr("cond").name))
-                return MainLoop(operation, body, list(operation.inputs), body.control_outputs, counted, 0)
-    return None
-
-
-def uses_queues(graph: Any) -> bool:
-    """Whether a graph, or what it calls, takes from an infeed or gives to an outfeed."""
-    for operation in graph.get_operations():
-        facts = marked(operation)
-        if facts is not None and facts["kind"] in ("dequeue", "enqueue", "print"):
-            return True
-        if operation.type in ("PartitionedCall", "StatefulPartitionedCall") and uses_queues(
-            function_graph(graph, operation.get_attr("f").name)
-        ):
-            return True
-    return False
-
-
-def _comparisons(condition: Any) -> list[tuple[int, tuple[str, int]]]:
-    """What a loop's condition compares. UnsupportedError for one that does not count."""
-    places = {tensor.name: i for i, tensor in enumerate(condition.inputs)}
-    pairs: list[tuple[int, tuple[str, int]]] = []
-    waiting = [condition.outputs[0]]
-    while waiting:
-        tensor = waiting.pop()
-        operation = tensor.op
-        if operation.type in ("Identity", "LogicalAnd"):
-            waiting += list(operation.inputs)
-            continue
-        if operation.type == "Less" and operation.inputs[0].name in places:
-            limit = operation.inputs[1]
-            value = tf.get_static_value(limit)
-            if limit.name in places:
-                pairs.append((places[operation.inputs[0].name], ("input", places[limit.name])))
-                continue
-            if value is not None:
-                pairs.append((places[operation.inputs[0].name], ("number", int(value))))
-                continue
-        raise UnsupportedError(
-            "A loop with queues must run a number of times that is known when it starts: loops.repeat, or a for loop "
-            "over tf.range.",
-        )
-    return pairs
+    keys: Sequence[str]
+    loop: MainLoop | None = None
+    fed: Sequence[Any] = ()
+    queue: int = -1
+    done: frozenset[Any] = frozenset()
+    reported: bool = True
+    ordinal: int | None = None
 
 
 class HostProgram:
     """The program of an `IpuGraph`. ``results``: tensors of the graph that the call returns."""
 
     def __init__(
-        self, graph: Any, results: Sequence[Any], effects: Sequence[Any], *, shards: int = 1
+        self,
+        graph: Any,
+        results: Sequence[Any],
+        effects: Sequence[Any],
+        *,
+        shards: int = 1,
+        part: ProgramPart | None = None,
     ) -> None:
-        self.graph, self.results, self.ordinal = graph, list(results), graph.ordinal
+        self.graph, self.results = graph, list(results)
         self.shards = max(shards, getattr(graph, "shards", 1))
-        self.loop = main_loop(graph)
+        if part is None:
+            inputs = list(graph.inputs)
+            part = ProgramPart(inputs, [input_key(t, i) for i, t in enumerate(inputs)], main_loop(graph))
+        self.ordinal: int = graph.ordinal if part.ordinal is None else part.ordinal
+        self.part, self.loop = part, part.loop
         self._effects = list(effects)
-        self.inputs = list(graph.inputs)
+        self.inputs = list(part.inputs)
         """Parameters, then what the graph captures."""
-        self.keys = [_key(t, i) for i, t in enumerate(self.inputs)]
+        self.keys = list(part.keys)
         self._source = self._loop_source() if self.loop is not None else self._step_source()
         self.step = read_step(self._source)
         self._program: StepProgram | None = None
@@ -132,7 +86,16 @@ class HostProgram:
             pipeline_of(self.graph),
             self.ordinal,
             DEVICES.recomputes,
+            {t.name: name for t, name in zip(self.part.fed, self.fed_names, strict=True)},
+            self.part.queue,
+            self.part.done,
+            self.part.reported,
         )
+
+    @property
+    def fed_names(self) -> list[str]:
+        """The names under which the program takes what the parts before it give."""
+        return fed_names(self.part.queue, len(self.part.fed))
 
     def _loop_source(self) -> StepSource:
         loop = self.loop
@@ -145,8 +108,8 @@ class HostProgram:
         results: list[Any] = []
         for place, (outer, inner) in enumerate(zip(loop.inputs, loop.body.inputs, strict=True)):
             if outer.dtype == tf.resource:
-                names[inner.name] = known[_origin(outer).name]
-                resources.add(known[_origin(outer).name])
+                names[inner.name] = known[origin(outer).name]
+                resources.add(known[origin(outer).name])
                 continue
             key = f"loop/{place}"
             names[inner.name] = key
@@ -204,47 +167,62 @@ class HostProgram:
             return self._run(arrays)
 
     def _run(self, arrays: Sequence[np.ndarray]) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
+        if getattr(self.graph, "refused", ""):
+            raise tf.errors.UnimplementedError(None, None, self.graph.refused)
         values = dict(zip(self.keys, arrays, strict=True))
-        shape = self._source.pipeline
-        if shape is not None and shape.wrong:
-            raise tf.errors.FailedPreconditionError(None, None, shape.wrong)
-        program = self.program
-        feed = self._feed(program)
-        take = outfeed_taker(program)
         if self.loop is None:
-            results, written = program.run(1, values, feed, take)
-            return results, written
-        iterations = self.start_loop(values)
-        count = getattr(self.loop.body, "accumulation", 1)
-        if iterations % count:
-            raise tf.errors.FailedPreconditionError(
-                None,
-                None,
-                f"Detected a gradient accumulation operation with {count} mini-batches inside a training loop with "
-                f"{iterations} iterations: iterations must be a multiple of mini-batches.",
-            )
-        if not iterations:
-            outcome = [values[key] for key in self._carried]
-            written = {}
-        else:
-            outcome, written = program.run(iterations, values, feed, take)
+            return self.iterate(1, values)
+        outcome, written = self.iterate(self.start_loop(values), values)
         return [self._result(t, values, outcome) for t in self.results], written
 
-    def start_loop(self, values: dict[str, np.ndarray]) -> int:
+    def iterate(
+        self, iterations: int, values: Mapping[str, np.ndarray]
+    ) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
+        """Run so many iterations from ``values``. Returns the results of the last, and the new values of variables.
+        Without an iteration the results are the values with which the loop starts.
+        """
+        self._check_iterations(iterations, values)
+        if not iterations:
+            return [values[key] for key in self._carried], {}
+        program = self.program
+        return program.run(iterations, values, self._feed(program, iterations), outfeed_taker(program))
+
+    def _check_iterations(self, iterations: int, values: Mapping[str, np.ndarray]) -> None:
+        """FailedPreconditionError for a number of iterations that the program cannot run."""
+        counted = getattr(self._source.graph, "count_of_updates", None)
+        if counted is not None and self.loop is not None:
+            place = next(i for i, t in enumerate(self.loop.body.inputs) if t is counted.tensor)
+            counted.check(int(values[f"loop/{place}"]))
+        shape = self._source.pipeline
+        wrong = shape.wrong if shape is not None else ""
+        count = getattr(self._source.graph, "accumulation", 1) if self.loop is not None else 1
+        if not wrong and iterations % count:
+            wrong = (
+                f"Detected a gradient accumulation operation with {count} mini-batches inside a training loop with "
+                f"{iterations} iterations: iterations must be a multiple of mini-batches."
+            )
+        if wrong:
+            raise tf.errors.FailedPreconditionError(None, None, wrong)
+
+    def start_loop(self, values: dict[str, np.ndarray], starts: Sequence[Any] | None = None) -> int:
         """Add the values with which the loop starts. Returns how often it runs; 1 without a loop."""
         if self.loop is None:
             return 1
-        starts = [self._start(t, values) for t in self.loop.inputs]
-        counts = [_limit(bound, starts) - int(starts[place]) for place, bound in self.loop.counted]
-        values.update((f"loop/{i}", s) for i, s in enumerate(starts) if s is not None)
-        return max(min(counts), 0)
+        if self.loop.counted is None:
+            raise UnsupportedError(
+                "A loop with queues must run a number of times that is known when it starts: loops.repeat, or a for "
+                "loop over tf.range.",
+            )
+        chosen = [self._start(t, values) for t in self.loop.inputs] if starts is None else starts
+        values.update((f"loop/{i}", s) for i, s in enumerate(chosen) if s is not None)
+        return min(counter.iterations(chosen) for counter in self.loop.counted)
 
     def _start(self, tensor: Any, values: Mapping[str, np.ndarray]) -> Any:
         if tensor.dtype == tf.resource:
             return None
-        origin = _origin(tensor)
+        own = origin(tensor)
         for known, key in zip(self.inputs, self.keys, strict=True):
-            if known is origin:
+            if known is own:
                 return values[key]
         constant = tf.get_static_value(tensor)
         if constant is None:
@@ -255,40 +233,60 @@ class HostProgram:
         return np.asarray(constant)
 
     def _result(self, tensor: Any, values: Mapping[str, np.ndarray], outcome: Sequence[np.ndarray]) -> Any:
-        origin = _origin(tensor)
+        own = origin(tensor)
         loop = self.loop
-        if loop is not None and origin.op is loop.operation:
-            key = f"loop/{origin.value_index + loop.first}"
+        if loop is not None and own.op is loop.operation:
+            key = f"loop/{own.value_index + loop.first}"
             return outcome[self._carried[key]] if key in self._carried else values[key]
         return self._start(tensor, values)
 
-    def _feed(self, program: StepProgram) -> DataFeed:
+    def loop_rows(self, values: Mapping[str, np.ndarray], iterations: int) -> list[np.ndarray]:
+        """The loop's outputs after its iterations, a row for each replica of this process."""
+        loop = self.loop
+        rows: list[np.ndarray] = []
+        for index in range(len(loop.operation.outputs) if loop is not None and loop.operation.outputs else 0):
+            key = f"loop/{index + (loop.first if loop is not None else 0)}"
+            if iterations and key in self._carried:
+                rows.append(self.program.rows[self.step.results[self._carried[key]]])
+            else:
+                rows.append(np.asarray(values.get(key, 0))[None])
+        return rows
+
+    def _feed(self, program: StepProgram, iterations: int) -> DataFeed:
         queues = list(program.step.infeeds)
-        if queues and "infeed" in flags().synthetic:
+        if queues and "infeed" in flags().synthetic and not self.part.fed:
             elements = synthetic_elements(program.feed_types, flags().initializer)
             return DataFeed(elements, ahead=2, name=self.graph.name)
         if not queues:
             return DataFeed(repeat({}), ahead=256, name=self.graph.name)
-        if len(queues) > 1:
-            raise UnsupportedError("A program takes from one infeed queue at a time.")
-        feed: DataFeed = REFERENCES[queues[0]].data_feed(
-            program.settings.replicas, program.settings.local_replicas
-        )
-        return feed
+        settings = program.settings
+        feeds = [REFERENCES[q].data_feed(settings.replicas, settings.local_replicas) for q in queues]
+        if len(feeds) == 1:
+            return feeds[0]
+        count = iterations * settings.local_replicas
+        return DataFeed(_joined_elements(feeds, count), ahead=count, name=self.graph.name)
 
 
-def _key(tensor: Any, place: int) -> str:
+def _joined_elements(feeds: Sequence[DataFeed], count: int) -> Iterator[dict[str, np.ndarray]]:
+    """So many elements, each with the inputs of one element of every feed."""
+    for number in range(count):
+        joined: dict[str, np.ndarray] = {}
+        for feed in feeds:
+            taken = feed.take(1)
+            if not taken:
+                raise feed.reason(count, number)
+            joined |= taken[0]
+        yield joined
+
+
+def fed_names(queue: int, count: int) -> list[str]:
+    """The names of so many inputs that come from a queue of the parts of a program."""
+    return [f"infeed{queue}/{i}" for i in range(count)]
+
+
+def input_key(tensor: Any, place: int) -> str:
+    """The name of a program's input among its values."""
     return f"{'variable' if tensor.dtype == tf.resource else 'input'}/{place}"
-
-
-def _origin(tensor: Any) -> Any:
-    while tensor.op.type == "Identity":
-        tensor = tensor.op.inputs[0]
-    return tensor
-
-
-def _limit(bound: tuple[str, int], starts: Sequence[Any]) -> int:
-    return int(starts[bound[1]]) if bound[0] == "input" else bound[1]
 
 
 def feed_types(step: ReadStep) -> dict[str, TensorType]:

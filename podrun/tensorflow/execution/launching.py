@@ -24,6 +24,8 @@ from podrun.core.errors import (
 from podrun.private_apis.tensorflow import private_module, symbol
 from podrun.runtime.feeds import FeedEndedError
 from podrun.tensorflow.execution.host_program import HostProgram
+from podrun.tensorflow.execution.placed_devices import name_device
+from podrun.tensorflow.execution.program_parts import PartedProgram
 
 _read_variable = symbol("ops.gen_resource_variable_ops.read_variable_op")
 _assign_variable = symbol("ops.gen_resource_variable_ops.assign_variable_op")
@@ -55,7 +57,7 @@ def value_tensor(tensor: Any) -> Any:
     return _read_variable(tensor, variable_type(tensor)[0]) if tensor.dtype == tf.resource else tensor
 
 
-def launch_program(program: HostProgram, arguments: Sequence[Any]) -> list[Any]:
+def launch_program(program: HostProgram | PartedProgram, arguments: Sequence[Any]) -> list[Any]:
     """Launch a program with the values of its inputs: handles of variables, and tensors. Returns its results."""
     values = []
     for tensor in arguments:
@@ -70,12 +72,16 @@ def launch_program(program: HostProgram, arguments: Sequence[Any]) -> list[Any]:
         for place, key in enumerate(program.keys):
             if key in written:
                 assign_handle(arguments[place], written[key])
-        return [_tensor(v, dtype) for v, dtype in zip(outcome, types, strict=True)]
+        made_here = (_tensor(v, dtype) for v, dtype in zip(outcome, types, strict=True))
+        return [name_device(tensor, program.ordinal) for tensor in made_here]
     return _launched_in_graph(program, arguments, values, types)
 
 
 def _launched_in_graph(
-    program: HostProgram, arguments: Sequence[Any], values: Sequence[Any], types: Sequence[Any]
+    program: HostProgram | PartedProgram,
+    arguments: Sequence[Any],
+    values: Sequence[Any],
+    types: Sequence[Any],
 ) -> list[Any]:
     places = program.written_inputs()
     variables = [variable_type(arguments[i]) for i in places]

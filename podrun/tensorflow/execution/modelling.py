@@ -165,6 +165,18 @@ def _placed(nodes: Sequence[Node], places: Mapping[str, Place]) -> list[Node]:
     return [replace(node, place=chosen[node.label]) for node in nodes]
 
 
+def _without_gaps(nodes: Sequence[Node]) -> list[Node]:
+    """The nodes with stages numbered from 0: a stage that only hands values on has none."""
+    stages = sorted({n.place.stage for n in nodes if n.place is not None and n.place.stage is not None})
+    numbers = {stage: number for number, stage in enumerate(stages)}
+    return [
+        n
+        if n.place is None or n.place.stage is None
+        else replace(n, place=replace(n.place, stage=numbers[n.place.stage]))
+        for n in nodes
+    ]
+
+
 def _hinted(nodes: Sequence[Node], shares: Mapping[str, float]) -> list[Node]:
     return [
         replace(n, hints=replace(n.hints, available_memory=shares[n.kind])) if n.kind in shares else n
@@ -199,7 +211,7 @@ def forward_graph(
     outputs = tuple(step.out) if loss is None else (loss,)
     if step.places:
         nodes = _placed(nodes, step.places)
-    kept = _hinted(trimmed(nodes, outputs), dict(step.shares))
+    kept = _hinted(_without_gaps(trimmed(nodes, outputs)), dict(step.shares))
     graph = OperatorGraph(step.name, tuple(kept), tuple(types), outputs, dict(values), dict(types))
     graph = prune(graph, outputs)
     sources = () if node is None else node.inputs[: node["sources"]]

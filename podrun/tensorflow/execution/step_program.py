@@ -26,7 +26,7 @@ from podrun.runtime.device import RunDevice
 from podrun.runtime.device_program import DeviceProgram
 from podrun.runtime.environment import import_jax, preparing
 from podrun.runtime.feeds import DataFeed
-from podrun.runtime.graph import Model, OperatorGraph, Place, TensorType
+from podrun.runtime.graph import Model, OperatorGraph, Place, TensorType, reads
 from podrun.runtime.session_reports import SessionReports
 from podrun.runtime.settings import FixedPlan, Returned, RunSettings
 from podrun.runtime.words import SessionCall
@@ -64,6 +64,14 @@ class StepSource:
     ordinal: int = 0
     recomputes: bool = False
     """Whether activations are computed again."""
+    fed: Mapping[str, str] = field(default_factory=dict)
+    """Tensor that the parts of the program before this one give -> the input under which it comes."""
+    queue: int = -1
+    """The number of the queue that gives them."""
+    done: frozenset[Any] = frozenset()
+    """Operations that ran in the parts before."""
+    reported: bool = True
+    """Whether the step is a program to reports and estimates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +95,8 @@ def read_step(source: StepSource) -> ReadStep:
     for tensor, key in source.names.items():
         builder.current[key] = key
         values[tensor] = VariableHandle(key) if key in source.resources else key
-    outcome = Importer(builder).read(source.graph, values, source.results, source.effects)
+    values.update(source.fed)
+    outcome = Importer(builder).read(source.graph, values, source.results, source.effects, done=source.done)
     results = [builder.add("Result", [str(value)], name="result")[0] for value in outcome]
     written = dict(builder.written)
     written |= {key: str(outcome[place]) for key, place in source.carried.items()}
@@ -95,6 +104,9 @@ def read_step(source: StepSource) -> ReadStep:
     stored = {key: builder.add("Store", [key, name], name=f"store/{key}")[0] for key, name in written.items()}
     out = [name for names in facts.outfeeds.values() for name in names]
     nodes = trimmed(builder.nodes, {*results, *stored.values(), *out})
+    read = {name for node in nodes for name in reads(node)}
+    if read & set(source.fed.values()):
+        facts.infeeds[source.queue] = [name for name in source.fed.values() if name in read]
     return ReadStep(
         tuple(nodes), tuple(results), stored, facts.infeeds, facts.outfeeds, facts.places, facts.losses
     )
@@ -116,6 +128,8 @@ class StepProgram:
         self.step = step
         self.feed_types = feed_types(step)
         self.parts: SessionParts | None = None
+        self.rows: dict[str, np.ndarray] = {}
+        """The results of the last run, a row for each replica of this process."""
         self._runs = 0
         self._baked: dict[str, np.ndarray] = {}
         self._on_device: dict[str, np.ndarray] = {}
@@ -146,7 +160,7 @@ class StepProgram:
             raise tf.errors.InvalidArgumentError(
                 None, None, f"The device of {self.source.name!r} is configured for compilation only."
             )
-        if self.parts is None:
+        if self.parts is None and self.source.reported:
             offer_step(self._modelled(), self.feed_types, self._held(values))
         parts = self._prepared(values)
         if DEVICES.connection == "PRE_COMPILE":
@@ -157,7 +171,8 @@ class StepProgram:
 
         def store(name: str, value: np.ndarray) -> None:
             if name in self.step.results:
-                results[name] = value.reshape(-1, *parts.model.built.infos[name].shape)[0]
+                self.rows[name] = value.reshape(-1, *parts.model.built.infos[name].shape)
+                results[name] = self.rows[name][0]
             else:
                 shape = (-1, self.settings.local_replicas, *parts.model.built.infos[name].shape)
                 take(name, value.reshape(shape))
@@ -218,6 +233,8 @@ class StepProgram:
         )
         if modelled.micro_batches > 1:
             parts.program.executable = _each_iteration(whole, modelled.micro_batches)
+        if not self.source.reported:
+            return
         moment = datetime.now().astimezone().strftime("%Y-%m-%d__%H-%M-%S-%f")
         reports = SessionReports(shown, self.settings, ipus, f"tf_report__{moment}__{os.getpid()}")
         reports.after_compile(reports.engine_settings())
@@ -248,7 +265,7 @@ class StepProgram:
             dict(self.feed_types),
         )
         operators = TensorFlowOperators(HalfPrecision(DEVICES.nan_on_overflow))
-        model = Model(graph, operators, updates=tuple(self.step.written.values()), shared=self._shared())
+        model = Model(graph, operators, updates=tuple(self.step.written.values()), shared=self.shared())
         anchors = {name: Returned(Retrieval.FINAL) for name in self.step.results}
         anchors |= {name: Returned(Retrieval.ALL) for name in self.outfed}
         plan = FixedPlan(MOST_AT_ONCE, dict(sorted(anchors.items())))
@@ -256,7 +273,7 @@ class StepProgram:
         built = place_and_build(source, source.request(self.device, None, None), self.device.target)
         return assemble(source, built, DeviceProgram(self.device, self))
 
-    def _shared(self) -> frozenset[str]:
+    def shared(self) -> frozenset[str]:
         """The variables of which a machine holds one copy. Halves that are rounded at random differ on replicas."""
         if self.settings.stochastic_rounding:
             return frozenset()

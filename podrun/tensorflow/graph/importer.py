@@ -8,7 +8,7 @@ node with TensorFlow's own type and attributes, whose function is in `podrun.ten
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -86,14 +86,19 @@ class Importer:
         """The values of the graph that is being read."""
 
     def read(
-        self, graph: Any, inputs: Mapping[str, Value], results: Sequence[Any], effects: Sequence[Any] = ()
+        self,
+        graph: Any,
+        inputs: Mapping[str, Value],
+        results: Sequence[Any],
+        effects: Sequence[Any] = (),
+        done: Collection[Any] = (),
     ) -> list[Value]:
         """The values of ``results``. ``inputs``: name of a tensor of ``graph`` -> its value. Only what the results
-        and the effects need is read.
+        and the effects need is read, without the operations that are ``done``.
         """
         outer, self.values = self.values, dict(inputs)
         values = self.values
-        needed = _needed([*(r.op for r in results), *effects])
+        needed = needed_operations([*(r.op for r in results), *effects], done)
         places = places_in(graph)
         for operation in graph.get_operations():
             if operation not in needed or (operation.outputs and operation.outputs[0].name in values):
@@ -199,13 +204,13 @@ def function_graph(graph: Any, name: str) -> Any:
     raise UnsupportedError(f"The program calls the function {name!r}, which is not there.")
 
 
-def _needed(starts: Sequence[Any]) -> set[Any]:
-    """Operations that results and effects need, through data and control."""
+def needed_operations(starts: Sequence[Any], done: Collection[Any] = ()) -> set[Any]:
+    """Operations that results and effects need, through data and control, without those that are ``done``."""
     needed: set[Any] = set()
     waiting = [getattr(start, "op", start) for start in starts]
     while waiting:
         operation = waiting.pop()
-        if operation in needed:
+        if operation in needed or operation in done:
             continue
         needed.add(operation)
         waiting += [tensor.op for tensor in operation.inputs]

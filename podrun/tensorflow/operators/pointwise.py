@@ -174,7 +174,14 @@ def _cast(ctx: Any, node: Any, x: Array) -> Array:
     if ctx.xp is np:
         return np.asarray(x).astype(dtype)
     narrow = {"int64": np.int32, "float64": np.float32, "uint64": np.uint32}.get(dtype.name, dtype)
-    result = jnp.asarray(x).astype(narrow)
+    x = jnp.asarray(x)
+    if (
+        jnp.issubdtype(x.dtype, jnp.floating)
+        and np.dtype(narrow).itemsize < 4
+        and np.dtype(narrow).kind in "iu"
+    ):
+        x = x.astype(np.int32)  # What does not fit wraps around.
+    result = x.astype(narrow)
     if jnp.issubdtype(x.dtype, jnp.floating) and np.dtype(narrow) == np.int32:
         return jnp.where(jnp.isnan(x), jnp.asarray(np.iinfo(np.int32).min), result)
     return result

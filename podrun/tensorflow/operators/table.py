@@ -96,13 +96,18 @@ class HalfPrecision:
         return value
 
 
+def load_table() -> None:
+    """Let `HANDLERS` be complete."""
+    for family in FAMILIES:
+        importlib.import_module(f"podrun.tensorflow.operators.{family}")
+
+
 class TensorFlowOperators:
     """`podrun.runtime.operators.OperatorTable` of operations of TensorFlow."""
 
     def __init__(self, halves: HalfPrecision = HalfPrecision()) -> None:
         self.halves = halves
-        for family in FAMILIES:
-            importlib.import_module(f"podrun.tensorflow.operators.{family}")
+        load_table()
 
     def lookup(self, node: Node) -> Operator:
         """The function of a node. `UnimplementedError` for an unknown type, or an attribute that it does not know."""

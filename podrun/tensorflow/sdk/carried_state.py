@@ -39,6 +39,9 @@ def get_current_iteration_counter(name: str | None = None, **_: object) -> tf.Te
     program = innermost_program()
     if program is None or program.name != "loop_body":
         raise UsageError("get_current_iteration_counter is called outside of a loop on the device.")
+    counted = getattr(program, "count_of_updates", None)
+    if counted is not None:
+        return program.inputs[0] % counted.tensor
     pipeline = pipeline_of(program)
     if pipeline is not None:
         return program.inputs[0] % pipeline.micro_batches

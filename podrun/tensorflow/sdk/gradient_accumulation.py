@@ -41,14 +41,14 @@ def zero_variable(name: str, shape: Any, dtype: Any) -> Any:
 
 
 class Accumulation:
-    """Accumulators for one optimizer. ``dtype``: of the accumulators, or a function of a variable; None: the
-    variable's.
+    """Accumulators for one optimizer. ``count``: gradients of an update, a number or a tensor. ``dtype``: of the
+    accumulators, or a function of a variable; None: the variable's.
     """
 
     def __init__(
-        self, count: int, method: Any = GradientAccumulationReductionMethod.SUM, dtype: Any = None
+        self, count: Any, method: Any = GradientAccumulationReductionMethod.SUM, dtype: Any = None
     ) -> None:
-        if count < 1:
+        if isinstance(count, int) and count < 1:
             raise ValueError(f"The number of mini-batches must be >= 1, not {count}.")
         self.count, self.method = count, GradientAccumulationReductionMethod.parse(method)
         self._dtype = dtype
@@ -77,7 +77,7 @@ class Accumulation:
     ) -> Any:
         """The operation that adds gradients, and after ``count`` iterations calls ``update`` with their reduction."""
         pairs = [(tf.convert_to_tensor(g), v) for g, v in gradients if g is not None]
-        if self.count == 1:
+        if isinstance(self.count, int) and self.count == 1:
             return update([(reduce(g), v) for g, v in pairs])
         if self._counter is None:
             self._counter = zero_variable("gradient_accumulation_counter", [], tf.int32)

@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
 from podrun.tensorflow.capture.program_graphs import IpuGraph, check_host_free, parameter, takes, trace
-from podrun.tensorflow.execution.host_program import HostProgram
 from podrun.tensorflow.execution.launching import launch_program
-
-_IPU = re.compile(r"device:IPU:(\d+)", re.IGNORECASE)
-
-
-def placed_ordinal(graph: Any) -> int | None:
-    """The number of the IPU device in whose scope the program is; None outside of any."""
-    ordinal = None
-    for entry in graph._device_functions_outer_to_inner:
-        text = str((getattr(entry, "string_merge", None) and entry.display_name) or entry)
-        hit = _IPU.search(text)
-        if hit:
-            ordinal = int(hit.group(1))
-        elif "device:CPU" in text:
-            ordinal = None
-    return ordinal
+from podrun.tensorflow.execution.placed_devices import placed_ordinal
+from podrun.tensorflow.execution.program_parts import program_of
 
 
 def compile(computation: Callable[..., Any], inputs: Any = None) -> Any:
@@ -41,8 +26,11 @@ def compile(computation: Callable[..., Any], inputs: Any = None) -> Any:
     if wrong:
         raise TypeError(f"Supplied computation cannot be called with the specified inputs. {wrong}")
     outcome = trace(graph, computation, list(arguments))
-    if type(outcome).__name__.endswith("EstimatorSpec"):
-        raise ValueError("xla.compile does not support EstimatorSpec as an output of the computation.")
+    if _has_estimator_spec(outcome):
+        raise ValueError(
+            "The output of the computation contains an EstimatorSpec, which cannot leave a compiled program: return "
+            "its tensors."
+        )
     flat = [r for r in tf.nest.flatten(outcome) if r is not None]
     results = [tf.convert_to_tensor(r) if not isinstance(r, tf.Operation) else r for r in _in(graph, flat)]
     tensors = [r for r in results if isinstance(r, tf.Tensor)]
@@ -56,7 +44,7 @@ def compile(computation: Callable[..., Any], inputs: Any = None) -> Any:
     check_host_free(graph)
     if not tensors and not effects:
         return tf.no_op()
-    program = HostProgram(graph, tensors, effects, shards=getattr(graph, "shards", 1))
+    program = program_of(graph, tensors, effects, shards=getattr(graph, "shards", 1))
     arguments = [*values, *(t for t, _ in graph.captures)]
     *launched, done = launch_program(program, arguments)
     if not tensors:
@@ -64,6 +52,12 @@ def compile(computation: Callable[..., Any], inputs: Any = None) -> Any:
     if isinstance(outcome, (list, tuple, dict)) and any(isinstance(o, (list, tuple, dict)) for o in outcome):
         return tf.nest.pack_sequence_as([o for o in outcome if not isinstance(o, tf.Operation)], launched)
     return launched
+
+
+def _has_estimator_spec(outcome: Any) -> bool:
+    if isinstance(outcome, (list, tuple)) and not hasattr(outcome, "mode"):
+        return any(_has_estimator_spec(item) for item in outcome)
+    return type(outcome).__name__.endswith("EstimatorSpec")
 
 
 def _in(graph: Any, values: Any) -> list[Any]:

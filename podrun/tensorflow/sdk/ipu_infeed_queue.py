@@ -101,7 +101,17 @@ class IPUInfeedQueue:
                 raising_itself(self._start), [], tf.int32, stateful=True, name="infeed_initializer"
             ).op
 
+    def _check_types(self) -> None:
+        """FailedPreconditionError for a type that an IPU does not take."""
+        for index, spec in enumerate(self.flat_specs):
+            if spec.dtype.name not in _SUPPORTED:
+                raise tf.errors.FailedPreconditionError(
+                    None, None, f"Unsupported datatype {spec.dtype.name} on index {index} of feed operation "
+                    f"{self._number}. You should use an int32/float32/float16 dataset.",
+                )  # fmt: skip
+
     def _start(self) -> np.ndarray:
+        self._check_types()
         self._close()
         self._ready = True
         return np.zeros((), np.int32)
@@ -156,12 +166,8 @@ class IPUInfeedQueue:
             raise tf.errors.FailedPreconditionError(
                 None, None, f"Infeed with id='{self._number}' not found. Did you initialize the infeed_queue?"
             )
-        for index, spec in enumerate(self.flat_specs):
-            if spec.dtype.name not in _SUPPORTED:
-                raise tf.errors.FailedPreconditionError(
-                    None, None, f"Unsupported datatype {spec.dtype.name} on index {index} of feed operation "
-                    f"{self._number}. You should use an int32/float32/float16 dataset.",
-                )  # fmt: skip
+        self._check_types()
+        for spec in self.flat_specs:
             if 0 in tuple(spec.shape):
                 raise tf.errors.InvalidArgumentError(
                     None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import weakref
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,8 +12,9 @@ import tensorflow as tf
 from podrun.private_apis.tensorflow import private_module
 from podrun.tensorflow.capture.markers import mark_like
 from podrun.tensorflow.capture.program_graphs import IpuGraph, check_host_free, in_program, parameter, trace
-from podrun.tensorflow.execution.host_program import HostProgram
 from podrun.tensorflow.execution.launching import launch_program
+from podrun.tensorflow.execution.placed_devices import named_variables
+from podrun.tensorflow.execution.program_parts import program_of
 from podrun.tensorflow.sdk.ipu_infeed_queue import IPUOwnedIterator
 
 _one_device: Any = private_module("distribute.one_device_strategy")
@@ -72,12 +73,8 @@ class IPUStrategyV1(_one_device.OneDeviceStrategy):  # type: ignore[misc]
 
     @contextlib.contextmanager
     def _in_scope(self) -> Iterator[Any]:
-        with super().scope() as scope, _iterators(self if self._enable_iterators else None):
-            SCOPES.append(self)
-            try:
-                yield scope
-            finally:
-                SCOPES.pop()
+        with super().scope() as scope, named_variables(self.ordinal), _ITERATION.changed():
+            yield scope
 
     def scope(self) -> Any:
         """The scope in which variables, models and iterators are made."""
@@ -95,11 +92,7 @@ class IPUStrategyV1(_one_device.OneDeviceStrategy):  # type: ignore[misc]
         """Run a tf.function on the IPU. ValueError for a plain function in eager mode."""
         if in_program():
             return fn(*args, **(kwargs or {}))
-        if (
-            tf.executing_eagerly()
-            and not hasattr(fn, "python_function")
-            and not hasattr(fn, "_python_function")
-        ):
+        if tf.executing_eagerly() and not _is_function(fn):
             raise ValueError(
                 "IPUStrategy.run(fn, ...) does not support eager execution. Either convert `fn` into a tf.function or "
                 "consider calling strategy.run inside a tf.function."
@@ -134,22 +127,25 @@ class IPUStrategyV1(_one_device.OneDeviceStrategy):  # type: ignore[misc]
         flat = [inner(v, i) for i, v in enumerate(tf.nest.flatten((args, kwargs)))]
         own_args, own_kwargs = tf.nest.pack_sequence_as((args, kwargs), flat)
         function = getattr(fn, "python_function", getattr(fn, "_python_function", fn))
+        concrete = hasattr(fn, "structured_input_signature")
         with self.scope(), self.replica():
-            outcome = trace(graph, function, own_args, own_kwargs, convert=True)
+            outcome = trace(graph, function, own_args, own_kwargs, convert=not concrete)
         check_host_free(graph)
         tensors = [t for t in tf.nest.flatten(outcome) if isinstance(t, tf.Tensor)]
         for tensor in tensors:
             _check_type(tensor, "output")
         template = tf.nest.map_structure(lambda t: _TENSOR if isinstance(t, tf.Tensor) else t, outcome)
         graph.inputs.extend(t for _, t in graph.captures if all(t is not i for i in graph.inputs))
-        return HostProgram(graph, tensors, graph.control_outputs), template
+        return program_of(graph, tensors, graph.control_outputs), template
 
 
 IPUStrategy = IPUStrategyV1
-SCOPES: list[IPUStrategyV1] = []
-"""The strategies in whose scope the program is."""
 _TENSOR = object()
-_live: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def _is_function(fn: Any) -> bool:
+    """Whether ``fn`` is a tf.function, or one that was traced for a signature."""
+    return any(hasattr(fn, n) for n in ("python_function", "_python_function", "structured_input_signature"))
 
 
 def _as_tensor(value: Any) -> Any:
@@ -167,28 +163,47 @@ def _check_type(tensor: Any, role: str) -> None:
         )
 
 
-@contextlib.contextmanager
-def _iterators(strategy: Any) -> Iterator[None]:
-    """``iter(dataset)`` gives an iterator for programs on IPUs."""
-    dataset = private_module("data.ops.dataset_ops").DatasetV2
-    plain: Callable[..., Any] = dataset.__iter__
-    if strategy is None or getattr(plain, "ipus", False) or not tf.executing_eagerly():
-        yield
-        return
+class _Iteration:
+    """While a strategy's scope is open, ``iter(dataset)`` in that scope gives an iterator for programs on IPUs. Other
+    threads, and programs of version 1, iterate as they always do.
+    """
 
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open = 0
+        self._plain: Any = None
+
+    @contextlib.contextmanager
+    def changed(self) -> Iterator[None]:
+        """Let ``iter`` look at the strategy of its thread; as before when the last scope is closed."""
+        dataset = private_module("data.ops.dataset_ops").DatasetV2
+        with self._lock:
+            self._open += 1
+            if self._open == 1:
+                self._plain = dataset.__iter__
+                dataset.__iter__ = _iterating(self._plain)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._open -= 1
+                if not self._open:
+                    dataset.__iter__ = self._plain
+
+
+def _iterating(plain: Callable[..., Any]) -> Callable[..., Any]:
     def iterate(self: Any) -> Any:
-        if not SCOPES or HOST_ITERATION:
+        strategy = tf.distribute.get_strategy()
+        for_ipus = isinstance(strategy, IPUStrategyV1) and strategy._enable_iterators
+        if not for_ipus or HOST_ITERATION or not tf.executing_eagerly():
             return plain(self)
         return IPUOwnedIterator(_HostDataset(self, plain))
 
-    iterate.ipus, iterate.plain = True, plain  # type: ignore[attr-defined]
-    dataset.__iter__ = iterate
-    try:
-        yield
-    finally:
-        dataset.__iter__ = plain
+    iterate.plain = plain  # type: ignore[attr-defined]
+    return iterate
 
 
+_ITERATION = _Iteration()
 HOST_ITERATION: list[bool] = []
 """Not empty while Keras iterates over datasets itself."""
 

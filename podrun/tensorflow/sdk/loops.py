@@ -80,6 +80,12 @@ def _without_values(inputs: Sequence[Any], loop: DeviceLoop) -> Any:
     return done if isinstance(done, tf.Operation) else done.op
 
 
+def _alone(element: Any) -> Any:
+    """The element; a dictionary that is all of it without the tuple around it: it gives keyword arguments."""
+    alone = isinstance(element, (tuple, list)) and len(element) == 1 and isinstance(element[0], dict)
+    return element[0] if alone else element
+
+
 def _as_list(inputs: Any) -> list[Any]:
     if inputs is None:
         return []
@@ -89,10 +95,11 @@ def _as_list(inputs: Any) -> list[Any]:
 def _check_calls(condition: Any, body: Any, count: int, queue: Any) -> None:
     total, names = count, []
     if queue is not None:
-        if isinstance(queue.structure, dict):
-            names = list(queue.structure)
+        structure = _alone(queue.structure)
+        if isinstance(structure, dict):
+            names = list(structure)
         else:
-            total += len(queue.structure) if isinstance(queue.structure, (tuple, list)) else 1
+            total += len(structure) if isinstance(structure, (tuple, list)) else 1
     wrong = takes(body, total, names)
     if wrong:
         raise TypeError(
@@ -113,7 +120,7 @@ def _traced_body(outer: Any, body: Any, start: Sequence[Any], queue: Any) -> tup
     def step(*own: Any) -> Any:
         if queue is None:
             return body(*own)
-        element = queue._dequeue()
+        element = _alone(queue._dequeue())
         if isinstance(element, dict):
             return body(*own, **element)
         return body(*own, *(element if isinstance(element, (tuple, list)) else [element]))

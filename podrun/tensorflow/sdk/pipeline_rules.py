@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Any
 
@@ -166,17 +166,34 @@ def check_outfeed(training: bool, outfeed: Any, options: dict[str, Any]) -> None
 
 
 def known_count(count: Any) -> Any:
-    """The number of mini-batches. InternalError, in the SDK's words, for one that the device computes."""
-    if not isinstance(count, tf.Tensor):
-        return count
-    known = tf.get_static_value(count)
-    if known is None:
-        raise tf.errors.InternalError(
-            None,
-            None,
-            "Pipeline depth is invalid: gradient_accumulation_count must be known before the program runs.",
-        )
-    return int(known)
+    """The number of mini-batches, or the tensor that has it when the program starts."""
+    known = tf.get_static_value(count) if isinstance(count, tf.Tensor) else None
+    return count if known is None else int(known)
+
+
+def least_count(mapping: Sequence[Any], schedule: PipelineSchedule, *, training: bool) -> int:
+    """The smallest number of mini-batches of an update."""
+    config = DEVICES.config
+    length = overlap_length(flat_mapping(mapping), schedule, training)
+    with_io_tiles = config is not None and config.io_tiles.place_ops_on_io_tiles
+    return 2 * length if with_io_tiles and schedule is PipelineSchedule.Grouped else length
+
+
+def check_of_count(
+    mapping: Sequence[Any], schedule: PipelineSchedule, training: bool, summed: Any
+) -> Callable[[int], None]:
+    """What is called with the number of mini-batches when a program starts that takes it as an input: InternalError for
+    one that is no pipeline. ``summed``: the outfeed that adds so many elements up, if any.
+    """
+
+    def check(count: int) -> None:
+        wrong = wrong_count(count, flat_mapping(mapping), schedule, training)
+        if wrong or count < 1:
+            raise tf.errors.InternalError(None, None, wrong or f"Pipeline depth is invalid: {count}.")
+        if summed is not None:
+            summed.summed_over = count
+
+    return check
 
 
 def check_serialization(iterations: int, schedule: Any, mapping: Sequence[Any], method: Any) -> None:

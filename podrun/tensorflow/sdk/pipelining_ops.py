@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from podrun.private_apis.tensorflow import symbol
 from podrun.runtime.settings import PipelineSchedule as PipelineSchedule
-from podrun.tensorflow.capture.places import at_place, shape_pipeline
+from podrun.tensorflow.capture.places import CountOfUpdates, at_place, shape_pipeline
 from podrun.tensorflow.sdk.gradient_accumulation import Accumulation, GradientAccumulationReductionMethod
 from podrun.tensorflow.sdk.loops import repeat_loop
 from podrun.tensorflow.sdk.pipeline_rules import (
@@ -26,11 +26,13 @@ from podrun.tensorflow.sdk.pipeline_rules import (
     RecomputationMode as RecomputationMode,
 )
 from podrun.tensorflow.sdk.pipeline_rules import (
+    check_of_count,
     check_outfeed,
     check_serialization,
     checked_pipeline,
     flat_mapping,
     known_count,
+    least_count,
     shape_of_pipeline,
 )
 
@@ -55,22 +57,34 @@ class OptimizerFunctionOutput:
     captured_gradient_outfeed: Any = None
 
     def __post_init__(self) -> None:
+        first_version = isinstance(self.opt, tf.compat.v1.train.Optimizer)
         if not hasattr(self.opt, "apply_gradients"):
             raise TypeError("OptimizerFunctionOutput.opt must be a TensorFlow optimizer.")
         if not isinstance(self.loss, tf.Tensor):
-            raise TypeError("OptimizerFunctionOutput.loss must be a Tensor.")
-        if isinstance(self.opt, tf.compat.v1.train.Optimizer):
-            for name in ("variables", "tape"):
-                if getattr(self, name) is not None:
-                    raise ValueError(
-                        f"OptimizerFunctionOutput.{name} must be None with a version-1 optimizer."
-                    )
-            return
+            raise TypeError("OptimizerFunctionOutput.loss must be a TensorFlow Tensor object.")
         for name in ("compute_gradients_args", "compute_gradients_kwargs"):
-            if getattr(self, name) is not None:
-                raise ValueError(f"OptimizerFunctionOutput.{name} must be None with an OptimizerV2.")
-        if self.variables is not None and self.tape is not None:
-            raise ValueError("OptimizerFunctionOutput.tape and .variables exclude each other.")
+            if not first_version and getattr(self, name):
+                raise ValueError(
+                    f"OptimizerFunctionOutput.{name} may not be used with OptimizerV2 instances."
+                )
+        if self.tape is not None:
+            if not isinstance(self.tape, tf.GradientTape):
+                raise TypeError("OptimizerFunctionOutput.tape must be a GradientTape.")
+            if first_version:
+                raise ValueError("OptimizerFunctionOutput.tape may only be used with OptimizerV2.")
+            if self.variables:
+                raise ValueError(
+                    "OptimizerFunctionOutput.tape may not be used when OptimizerFunctionOutput.variables is nonempty."
+                )
+        if self.variables and first_version:
+            raise ValueError("OptimizerFunctionOutput.variables may only be used with OptimizerV2.")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "variables" and value and getattr(self, "tape", None) is not None:
+            raise ValueError(
+                "OptimizerFunctionOutput.variables must be empty when OptimizerFunctionOutput.tape is used."
+            )
+        object.__setattr__(self, name, value)
 
 
 def ipu_recomputation_checkpoint(tensors: Any, name: str | None = None) -> Any:
@@ -106,24 +120,45 @@ def run_pipeline(
     check_outfeed(training, outfeed_queue, options)
     check_serialization(batch_serialization_iterations, schedule, mapping, reduction_method)
     count *= batch_serialization_iterations
+    dynamic = isinstance(count, tf.Tensor)
     shape = shape_of_pipeline(
-        count, mapping, schedule, training=training, recomputation_mode=options.get("recomputation_mode")
+        least_count(mapping, schedule, training=training) if dynamic else count,
+        mapping,
+        schedule,
+        training=training,
+        recomputation_mode=options.get("recomputation_mode"),
     )
     options["sums_captured"] = gradient_accumulation_for_captured_grads
-    if outfeed_queue is not None and options.get("accumulate_outfeed"):
-        outfeed_queue.summed_over = count
+    summed = outfeed_queue if options.get("accumulate_outfeed") else None
+    if summed is not None and not dynamic:
+        summed.summed_over = count
     constant = [] if inputs is None else list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
     constant = [tf.convert_to_tensor(v) for v in constant]
-    accumulation = Accumulation(count, reduction_method, gradient_accumulation_dtype)
-    step = _MiniBatch(
-        computational_stages, mapping, optimizer_function, outfeed_queue, accumulation, options, len(constant)
-    )
 
     def mini_batch(*arguments: Any, **named: Any) -> Any:
-        shape_pipeline(tf.compat.v1.get_default_graph(), shape)
-        return step.trace(arguments, named)
+        graph: Any = tf.compat.v1.get_default_graph()
+        shape_pipeline(graph, shape)
+        inner = arguments[0] if dynamic else count
+        if dynamic:
+            graph.count_of_updates = CountOfUpdates(
+                inner, check_of_count(mapping, schedule, training, summed)
+            )
+        accumulation = Accumulation(inner, reduction_method, gradient_accumulation_dtype)
+        step = _MiniBatch(
+            computational_stages,
+            mapping,
+            optimizer_function,
+            outfeed_queue,
+            accumulation,
+            options,
+            len(constant),
+        )
+        values = step.trace(arguments[1:] if dynamic else arguments, named)
+        return [inner, *values] if dynamic else values
 
-    outcome = repeat_loop(count * repeat_count, mini_batch, constant, infeed_queue)
+    starts = [tf.cast(count, tf.int32), *constant] if dynamic else constant
+    updates = count if repeat_count == 1 else count * repeat_count
+    outcome = repeat_loop(updates, mini_batch, starts, infeed_queue)
     return outcome if isinstance(outcome, tf.Operation) else tf.group(outcome)
 
 

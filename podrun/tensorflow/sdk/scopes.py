@@ -6,18 +6,20 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import Any
 
 import tensorflow as tf
 
 from podrun.core.errors import UnsupportedError
-from podrun.private_apis.tensorflow import missing_symbols, private_module
+from podrun.private_apis.tensorflow import missing_symbols
 from podrun.tensorflow.capture.gradient_cuts import install_cuts
 from podrun.tensorflow.capture.places import at_place
-from podrun.tensorflow.capture.program_graphs import in_program
+from podrun.tensorflow.capture.program_graphs import OUTSIDE, in_program, outermost_program
 from podrun.tensorflow.execution.device_table import DEVICES
 from podrun.tensorflow.execution.launching import install_sessions
+from podrun.tensorflow.execution.placed_devices import install_devices
 from podrun.tensorflow.execution.poplar_flags import flags
 
 
@@ -45,23 +47,52 @@ def ipu_shard(index: Any) -> Iterator[None]:
         yield
 
 
-_HOST_PART = (
-    "podrun does not run operations on the host in the middle of a program: enqueue their inputs, and compute on the "
-    "host after the program."
-)
-
-
-def outside_compilation_scope(name: str = "outside") -> NoReturn:
-    """Refused: the host takes no part in the middle of a program."""
-    if not in_program():
-        raise ValueError("outside_compilation_scope is only allowed in XLA context")
-    raise NotImplementedError(_HOST_PART)
+_IN_CONTROL_FLOW = "`outside_compilation_scope` enclosed in control flow (loop or cond) is not supported"
 
 
 @contextlib.contextmanager
-def frontend_attribute(attribute_name: Any, attribute_value: Any, restore_to: Any = None) -> Iterator[None]:
-    """An attribute for the compiler: accepted, without an effect on numbers."""
-    yield
+def outside_compilation_scope(name: str = "outside") -> Iterator[None]:
+    """Operations inside are computed by the host, each time the program reaches them. ValueError outside of a program,
+    and in another such scope. A program where it stands in a loop or branch ends with UnimplementedError.
+    """
+    program = outermost_program()
+    if program is None:
+        raise ValueError("outside_compilation_scope is only allowed in XLA context")
+    graph: Any = tf.compat.v1.get_default_graph()
+    if OUTSIDE in graph._attr_scope_map:
+        raise ValueError("Illegal nesting of outside_compilation_scope")
+    if graph is not program:
+        program.refused = _IN_CONTROL_FLOW
+    unique = graph.unique_name(name, mark_as_used=True)
+    value = tf.compat.v1.AttrValue(s=unique.encode())
+    with tf.name_scope(unique), graph._attr_scope({OUTSIDE: value}):
+        yield
+
+
+FRONTEND_ATTRIBUTES_NAME = "_XlaFrontendAttributes"
+"""The attribute of operations that has what `frontend_attribute` says of them."""
+
+
+@contextlib.contextmanager
+def frontend_attribute(attribute_name: str, attribute_value: str, restore_to: Any = None) -> Iterator[None]:
+    """Operations inside carry an attribute for the compiler, which has no effect on numbers. ``restore_to``: its value
+    for operations after the scope, if it had none before.
+    """
+    kind = importlib.import_module("tensorflow.compiler.xla.xla_data_pb2").FrontendAttributes
+    graph: Any = tf.compat.v1.get_default_graph()
+    saved, inside = kind(), kind()
+    before = graph._attr_scope_map.get(FRONTEND_ATTRIBUTES_NAME)
+    if before is not None:
+        saved.ParseFromString(before.s)
+        inside.ParseFromString(before.s)
+    inside.map[attribute_name] = attribute_value
+    value = tf.compat.v1.AttrValue(s=inside.SerializeToString())
+    with graph._attr_scope({FRONTEND_ATTRIBUTES_NAME: value}):
+        yield
+    if restore_to is not None and attribute_name not in saved.map:
+        saved.map[attribute_name] = restore_to
+        after = tf.compat.v1.AttrValue(s=saved.SerializeToString())
+        graph._attr_scope_map[FRONTEND_ATTRIBUTES_NAME] = after
 
 
 @contextlib.contextmanager
@@ -69,25 +100,25 @@ def stochastic_rounding(override: bool) -> Iterator[None]:
     """Rounding of the operations inside. UnsupportedError if it is not that of the configuration, which holds for a
     whole program.
     """
-    if bool(override) != DEVICES.rounds_stochastically:
-        wanted = "ON" if override else "OFF"
+    wanted = "ON" if override else "OFF"
+    if in_program() and bool(override) != DEVICES.rounds_stochastically:
         raise UnsupportedError(
             f"scopes.stochastic_rounding({bool(override)}) differs from floating_point_behaviour.esr: podrun rounds "
             "all operations of a program alike.",
             hint=f"Configure esr = StochasticRoundingBehaviour.{wanted}, or leave the scope out.",
         )
-    yield
+    with frontend_attribute("STOCHASTIC_ROUNDING", f"THREESTATE_{wanted}", "THREESTATE_UNDEFINED"):
+        yield
 
 
 @contextlib.contextmanager
 def partials_type(override_type: Any) -> Iterator[None]:
     """The type of partial sums: float16 or float32; sums are in float32."""
-    if tf.as_dtype(override_type) not in (tf.float16, tf.float32):
-        raise ValueError(f"Only support float16, float32, provided {override_type}")
-    yield
-
-
-_IPU = "device:IPU"
+    name = tf.as_dtype(override_type).name
+    if name not in ("float16", "float32"):
+        raise ValueError(f"Only support float16, float32, provided {name}")
+    with frontend_attribute("PARTIALS_TYPE", "F16" if name == "float16" else "F32", "PRIMITIVE_TYPE_INVALID"):
+        yield
 
 
 def install_front_end() -> None:
@@ -98,27 +129,4 @@ def install_front_end() -> None:
     flags()
     install_cuts()
     install_sessions()
-    _install_devices()
-
-
-def _install_devices() -> None:
-    """Operations that programs place on an IPU without compiling them are on the CPU."""
-    graph_class = private_module("framework.ops").Graph
-    context_class = private_module("eager.context").Context
-    if getattr(graph_class._apply_device_functions, "ipus", False):
-        return
-    apply, eager_device = graph_class._apply_device_functions, context_class.device
-
-    def apply_on_host(self: Any, op: Any) -> None:
-        apply(self, op)
-        if _IPU.lower() in op.device.lower():
-            op._set_device_from_string("/device:CPU:0")
-
-    def device(self: Any, name: Any) -> Any:
-        if isinstance(name, str) and _IPU.lower() in name.lower():
-            return contextlib.nullcontext()
-        return eager_device(self, name)
-
-    apply_on_host.ipus = True  # type: ignore[attr-defined]
-    graph_class._apply_device_functions = apply_on_host
-    context_class.device = device
+    install_devices()

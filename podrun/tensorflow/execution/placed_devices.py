@@ -1,0 +1,122 @@
+"""IPUs as devices of TensorFlow: the names that programs read from ``device``, and what is placed on an IPU without
+being compiled.
+
+TensorFlow knows no device of that type, so operations outside of programs are computed by the CPU. Variables that an
+IPU strategy made, tensors that a program returned and operations in an IPU's scope still name the IPU, as in the SDK.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import re
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from podrun.private_apis.tensorflow import private_module
+
+_IPU = re.compile(r"device:IPU:(\d+)", re.IGNORECASE)
+_NAME = "_ipu_device"
+"""The attribute of what names an IPU as its device."""
+
+
+def placed_ordinal(graph: Any) -> int | None:
+    """The number of the IPU device in whose scope a graph is being made; None outside of any."""
+    ordinal = None
+    for entry in graph._device_functions_outer_to_inner:
+        text = str((getattr(entry, "string_merge", None) and entry.display_name) or entry)
+        hit = _IPU.search(text)
+        if hit:
+            ordinal = int(hit.group(1))
+        elif "device:CPU" in text:
+            ordinal = None
+    return ordinal
+
+
+def name_device(value: Any, ordinal: int) -> Any:
+    """The variable or tensor, which names the IPU number ``ordinal`` as its device from now on."""
+    with contextlib.suppress(AttributeError):
+        object.__setattr__(value, _NAME, f"/job:localhost/replica:0/task:0/device:IPU:{ordinal}")
+    return value
+
+
+def named_variables(ordinal: int) -> Any:
+    """A scope in which new variables name the IPU as their device."""
+
+    def create(next_creator: Callable[..., tf.Variable], **options: object) -> Any:
+        return name_device(next_creator(**options), ordinal)
+
+    return tf.variable_creator_scope(create)
+
+
+def changed_classes() -> list[tuple[Any, tuple[str, ...]]]:
+    """What `install_devices` changes: each owner with the names."""
+    operations = private_module("framework.ops")
+    return [
+        (operations.Graph, ("_apply_device_functions",)),
+        (private_module("eager.context").Context, ("device",)),
+        (private_module("compiler.xla.xla"), ("compile",)),
+        *((owner, ("device",)) for owner in _named_classes()),
+    ]
+
+
+def _named_classes() -> list[Any]:
+    operations = private_module("framework.ops")
+    variable = private_module("ops.resource_variable_ops").BaseResourceVariable
+    return [operations.Operation, operations.EagerTensor, variable]
+
+
+def install_devices() -> None:
+    """Let operations on IPUs outside of programs be the CPU's, let ``device`` name IPUs, and let ``xla.compile`` in the
+    scope of an IPU make a program.
+    """
+    graph_class = private_module("framework.ops").Graph
+    context_class = private_module("eager.context").Context
+    if getattr(graph_class._apply_device_functions, "ipus", False):
+        return
+    apply, eager_device = graph_class._apply_device_functions, context_class.device
+
+    def apply_on_host(self: Any, op: Any) -> None:
+        apply(self, op)
+        chosen = op.device
+        if _IPU.search(chosen):
+            op._set_device_from_string("/device:CPU:0")
+            object.__setattr__(op, _NAME, chosen)
+
+    def device(self: Any, name: Any) -> Any:
+        if isinstance(name, str) and _IPU.search(name):
+            return contextlib.nullcontext()
+        return eager_device(self, name)
+
+    apply_on_host.ipus = True  # type: ignore[attr-defined]
+    graph_class._apply_device_functions = apply_on_host
+    context_class.device = device
+    for owner in _named_classes():
+        owner.device = _named(owner.device)
+    _install_compile()
+
+
+def _named(plain: Any) -> property:
+    """The property ``device`` of a class: the IPU's name where there is one."""
+
+    def device(self: Any) -> Any:
+        own = getattr(self, _NAME, None)
+        return plain.__get__(self, type(self)) if own is None else own
+
+    return property(device)
+
+
+def _install_compile() -> None:
+    xla = private_module("compiler.xla.xla")
+    plain = xla.compile
+
+    def compile(computation: Callable[..., Any], inputs: Any = None) -> Any:
+        if tf.executing_eagerly() or placed_ordinal(tf.compat.v1.get_default_graph()) is None:
+            return plain(computation, inputs)
+        own = importlib.import_module("podrun.tensorflow.sdk.ipu_compiler").compile
+        return own(computation, inputs)
+
+    xla.compile = compile
+    tf.xla.experimental.compile = compile
