@@ -95,6 +95,26 @@ def test_counters_have_steps(program: Program) -> None:
     assert computed(program, net, None, queue) == [8, 6.0]
 
 
+def test_a_loop_ends_by_a_variable_that_it_writes(ipu: Any) -> None:
+    import tensorflow as tf
+
+    strategy = ipu.ipu_strategy.IPUStrategy()
+    with strategy.scope():
+        iterator = iter(tf.data.Dataset.from_tensor_slices(VALUES))
+        total = tf.Variable(0.0)
+
+        @tf.function
+        def add(iterator: Any) -> Any:
+            while total < 20.0:
+                value = next(iterator)
+                if value > 2.0:
+                    total.assign_add(value)
+            return total.read_value() * 2.0
+
+        assert strategy.run(add, args=[iterator]) == 50.0
+        assert total.numpy() == 25.0
+
+
 def test_loops_are_nested(program: Program) -> None:
     queue, outfeed, repeat = program.infeed(), program.outfeed(), program.ipu.loops.repeat
 

@@ -260,7 +260,9 @@ class HostProgram:
         if not queues:
             return DataFeed(repeat({}), ahead=256, name=self.graph.name)
         settings = program.settings
-        feeds = [REFERENCES[q].data_feed(settings.replicas, settings.local_replicas) for q in queues]
+        feeds: list[DataFeed] = [
+            REFERENCES[q].data_feed(settings.replicas, settings.local_replicas) for q in queues
+        ]
         if len(feeds) == 1:
             return feeds[0]
         count = iterations * settings.local_replicas

@@ -145,9 +145,8 @@ def _number(operation: Any) -> int:
 
 def held_everywhere(operation: Any) -> bool:
     """Whether each part has an operation of its own: constants, and names of variables."""
-    return operation.type == "Const" or (
-        operation.type == "Identity" and operation.outputs[0].dtype == tf.resource
-    )
+    of_variable = operation.type == "Identity" and operation.outputs[0].dtype == tf.resource
+    return bool(operation.type == "Const" or of_variable)
 
 
 def entering(own: Collection[Any], done: Collection[Any]) -> list[Any]:

@@ -19,6 +19,7 @@ from podrun.runtime.feeds import DataFeed
 from podrun.tensorflow.capture.markers import reference
 from podrun.tensorflow.capture.program_graphs import host_scope
 from podrun.tensorflow.execution.device_table import DEVICES
+from podrun.tensorflow.execution.host_functions import HostFunction
 from podrun.tensorflow.execution.host_program import HostProgram, ProgramPart, fed_names, input_key
 from podrun.tensorflow.execution.part_levels import (
     CALLS,
@@ -243,7 +244,8 @@ class DrivenLoop:
         results = [loop.body.outputs[i] for i in self.places]
         self.body = GraphParts(loop.body, inner, results, loop.effects, place)
         condition = loop.condition
-        reads = [o for o in condition.get_operations() if o.type == "ReadVariableOp"]
+        self.holds = HostFunction(condition, [condition.outputs[0]], condition.inputs)
+        reads = [t.op for t in self.holds.entering if t.op.type == "ReadVariableOp"]
         variables = {t.name: inner[b.name] for t, b in zip(condition.inputs, loop.body.inputs, strict=False)
                      if b.name in inner}  # fmt: skip
         self.reads = [(o.outputs[0], variables[origin(o.inputs[0]).name]) for o in reads]
@@ -251,20 +253,19 @@ class DrivenLoop:
     def run(self, starts: Sequence[np.ndarray | None], state: PartState) -> list[np.ndarray]:
         """The rows of the loop's outputs."""
         values = list(starts)
-        with host_session(self.loop.condition) as session:
-            while self._holds(session, values, state):
-                given = {self.loop.body.inputs[i].name: values[i] for i in self.places}
-                for i, rows in zip(self.places, self.body.run(given, state), strict=True):
-                    values[i] = rows
+        while self._holds(values, state):
+            given = {self.loop.body.inputs[i].name: np.asarray(values[i]) for i in self.places}
+            for i, rows in zip(self.places, self.body.run(given, state), strict=True):
+                values[i] = rows
         return [np.zeros((1,), np.int32) if v is None else v for v in values[self.loop.first :]]
 
-    def _holds(self, session: Any, values: Sequence[np.ndarray | None], state: PartState) -> bool:
+    def _holds(self, values: Sequence[np.ndarray | None], state: PartState) -> bool:
         feeds = [(t, v) for t, v in zip(self.loop.condition.inputs, values, strict=False) if v is not None]
         answers = []
         for row in range(max((len(v) for _, v in feeds), default=1)):
-            fed = {t.name: np.asarray(v[row % len(v)], t.dtype.as_numpy_dtype) for t, v in feeds}
+            fed = {t.name: v[row % len(v)] for t, v in feeds}
             fed |= {t.name: state.values[key] for t, key in self.reads}
-            answers.append(bool(_evaluated(session, [self.loop.condition.outputs[0]], [], fed)[0]))
+            answers.append(bool(self.holds(fed)[0]))
         if len(set(answers)) > 1:
             raise UnsupportedError(
                 "A loop with queues goes on on some replicas and ends on others.",
@@ -295,23 +296,19 @@ class HostPart:
     """Operations that the host computes, for each replica."""
 
     def __init__(self, graph: Any, own: Sequence[Any], leaving: Sequence[Any]) -> None:
-        self.graph, self.leaving = graph, list(leaving)
-        self.targets = [o for o in own if not o.outputs or o.type in ("PyFunc", "EagerPyFunc")]
+        self.leaving = list(leaving)
         inside = set(own)
         outer = {t.name: t for o in own for t in o.inputs if t.op not in inside and t.op.type != "Const"}
-        self.entering = list(outer.values())
+        targets = [o for o in own if not o.outputs or o.type in ("PyFunc", "EagerPyFunc")]
+        self.function = HostFunction(graph, leaving, list(outer.values()), targets)
 
     def run(self, parts: GraphParts, rows: dict[str, np.ndarray], state: PartState) -> None:
         """Run it, and add what it gives to the rows."""
-        values = [parts.rows_of(t, rows, state) for t in self.entering]
-        results = []
-        with host_session(self.graph) as session:
-            for row in range(max((len(v) for v in values), default=1)):
-                fed = {
-                    t.name: np.asarray(v[row % len(v)], t.dtype.as_numpy_dtype)
-                    for t, v in zip(self.entering, values, strict=True)
-                }
-                results.append(_evaluated(session, self.leaving, self.targets, fed))
+        values = {t.name: parts.rows_of(t, rows, state) for t in self.function.entering}
+        results = [
+            self.function({name: value[row % len(value)] for name, value in values.items()})
+            for row in range(max((len(value) for value in values.values()), default=1))
+        ]
         rows.update((t.name, np.stack([r[i] for r in results])) for i, t in enumerate(self.leaving))
 
 
@@ -342,24 +339,6 @@ class PartedProgram:
             state = PartState(dict(zip(self.keys, arrays, strict=True)))
             rows = self._parts.run({}, state)
         return [value[0] for value in rows], state.written
-
-
-def host_session(graph: Any) -> Any:
-    """A session in which the host computes parts of a program's graph. TensorFlow's optimizer of graphs is off: it asks
-    for the inputs of tensors that are fed (``x * x``).
-    """
-    options = tf.compat.v1.ConfigProto()
-    options.graph_options.rewrite_options.disable_meta_optimizer = True
-    return tf.compat.v1.Session(graph=graph, config=options)
-
-
-def _evaluated(
-    session: Any, results: Sequence[Any], targets: Sequence[Any], fed: Mapping[str, np.ndarray]
-) -> list[np.ndarray]:
-    """What TensorFlow computes on the host."""
-    options = tf.compat.v1.RunOptions(inter_op_thread_pool=-1)
-    values = session.run([*results, *targets], fed, options=options)
-    return [np.asarray(v) for v in values[: len(results)]]
 
 
 def program_of(

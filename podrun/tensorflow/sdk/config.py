@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from enum import Enum
+from types import SimpleNamespace
 from typing import Any
 
 from podrun.popdist import core
@@ -145,6 +146,7 @@ class IPUConfig(OptionCategory):
 
     def __init__(self) -> None:
         super().__init__("", _OPTIONS)
+        object.__setattr__(self, "_profiling", SimpleNamespace())
 
     def configure_ipu_system(self, device: str = "cpu") -> None:
         """Apply the options. Exception or ValueError for options that contradict each other."""
