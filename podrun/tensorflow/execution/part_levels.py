@@ -149,7 +149,7 @@ def held_everywhere(operation: Any) -> bool:
     return bool(operation.type == "Const" or of_variable)
 
 
-def entering(own: Collection[Any], done: Collection[Any]) -> list[Any]:
+def tensors_entering(own: Collection[Any], done: Collection[Any]) -> list[Any]:
     """The tensors that a part takes from outside: from parts before it, and inputs of the graph."""
     tensors: dict[str, Any] = {}
     waiting, seen = list(own), set(own)

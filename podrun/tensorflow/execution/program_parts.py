@@ -24,12 +24,12 @@ from podrun.tensorflow.execution.host_program import HostProgram, ProgramPart, f
 from podrun.tensorflow.execution.part_levels import (
     CALLS,
     computed_again,
-    entering,
     has_parts,
     held_everywhere,
     is_in_parts,
     is_nothing,
     part_levels,
+    tensors_entering,
 )
 from podrun.tensorflow.execution.queue_loops import MainLoop, loop_of, origin
 from podrun.tensorflow.graph.importer import function_graph
@@ -134,9 +134,9 @@ class GraphParts:
             return None
         return StraightPart(self, own, [t for t in leaving if tf.get_static_value(t) is None], done)
 
-    def run(self, given: Mapping[str, np.ndarray], state: PartState) -> list[np.ndarray]:
-        """The rows of the results. ``given``: rows of inputs, by name."""
-        rows = dict(given)
+    def run(self, entry_rows: Mapping[str, np.ndarray], state: PartState) -> list[np.ndarray]:
+        """The rows of the results. ``entry_rows``: rows of inputs, by name."""
+        rows = dict(entry_rows)
         for part in self.parts:
             part.run(self, rows, state)
         return [self.rows_of(tensor, rows, state) for tensor in self.results]
@@ -166,7 +166,7 @@ class StraightPart:
     def __init__(
         self, parts: GraphParts, own: Sequence[Any], leaving: list[Any], done: frozenset[Any]
     ) -> None:
-        outer = entering(own, done)
+        outer = tensors_entering(own, done)
         held = [t for t in outer if t.name in parts.keys]
         fed = [t for t in outer if t.name not in parts.keys]
         self.leaving = leaving
@@ -254,8 +254,8 @@ class DrivenLoop:
         """The rows of the loop's outputs."""
         values = list(starts)
         while self._holds(values, state):
-            given = {self.loop.body.inputs[i].name: np.asarray(values[i]) for i in self.places}
-            for i, rows in zip(self.places, self.body.run(given, state), strict=True):
+            entry_rows = {self.loop.body.inputs[i].name: np.asarray(values[i]) for i in self.places}
+            for i, rows in zip(self.places, self.body.run(entry_rows, state), strict=True):
                 values[i] = rows
         return [np.zeros((1,), np.int32) if v is None else v for v in values[self.loop.first :]]
 
@@ -287,8 +287,8 @@ class CallPart:
 
     def run(self, parts: GraphParts, rows: dict[str, np.ndarray], state: PartState) -> None:
         """Run it, and add its results to the rows."""
-        given = {own.name: parts.rows_of(t, rows, state) for t, own in self.values}
-        results = self.inner.run(given, state)
+        entry_rows = {own.name: parts.rows_of(t, rows, state) for t, own in self.values}
+        results = self.inner.run(entry_rows, state)
         rows.update((t.name, r) for t, r in zip(self.operation.outputs, results, strict=True))
 
 

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from podrun.private_apis.tensorflow import symbol
 from podrun.runtime.settings import PipelineSchedule as PipelineSchedule
-from podrun.tensorflow.capture.places import CountOfUpdates, at_place, shape_pipeline
+from podrun.tensorflow.capture.places import CountOfUpdates, PipelineShape, at_place, shape_pipeline
 from podrun.tensorflow.sdk.gradient_accumulation import Accumulation, GradientAccumulationReductionMethod
 from podrun.tensorflow.sdk.loops import repeat_loop
 from podrun.tensorflow.sdk.pipeline_rules import (
@@ -132,49 +132,47 @@ def run_pipeline(
     summed = outfeed_queue if options.get("accumulate_outfeed") else None
     if summed is not None and not dynamic:
         summed.summed_over = count
-    constant = [] if inputs is None else list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
-    constant = [tf.convert_to_tensor(v) for v in constant]
-
-    def mini_batch(*arguments: Any, **named: Any) -> Any:
-        graph: Any = tf.compat.v1.get_default_graph()
-        shape_pipeline(graph, shape)
-        inner = arguments[0] if dynamic else count
-        if dynamic:
-            graph.count_of_updates = CountOfUpdates(
-                inner, check_of_count(mapping, schedule, training, summed)
-            )
-        accumulation = Accumulation(inner, reduction_method, gradient_accumulation_dtype)
-        step = _MiniBatch(
-            computational_stages,
-            mapping,
-            optimizer_function,
-            outfeed_queue,
-            accumulation,
-            options,
-            len(constant),
-        )
-        values = step.trace(arguments[1:] if dynamic else arguments, named)
-        return [inner, *values] if dynamic else values
-
+    constant = [tf.convert_to_tensor(v) for v in _as_list(inputs)]
+    step = _MiniBatch(
+        computational_stages, mapping, optimizer_function, outfeed_queue, options, len(constant), shape,
+        (count, reduction_method, gradient_accumulation_dtype),
+        check_of_count(mapping, schedule, training, summed) if dynamic else None,
+    )  # fmt: skip
     starts = [tf.cast(count, tf.int32), *constant] if dynamic else constant
     updates = count if repeat_count == 1 else count * repeat_count
-    outcome = repeat_loop(updates, mini_batch, starts, infeed_queue)
+    outcome = repeat_loop(updates, step.run, starts, infeed_queue)
     return outcome if isinstance(outcome, tf.Operation) else tf.group(outcome)
 
 
 @dataclass(frozen=True, slots=True)
 class _MiniBatch:
-    """One mini-batch through all stages. ``constant``: how many arguments are the same for all."""
+    """One mini-batch through all stages. ``constant``: how many arguments are the same for all; ``reduction``: number
+    of gradients of an update, how they are reduced, and the type of their accumulators; ``check``: what is called with
+    the number where the program has it when it starts, as its first argument.
+    """
 
     stages: Sequence[Any]
     mapping: Sequence[Any]
     optimizer_function: Callable[..., Any] | None
     outfeed: Any
-    accumulation: Accumulation
     options: dict[str, Any]
     constant: int
+    shape: PipelineShape
+    reduction: tuple[Any, Any, Any]
+    check: Callable[[int], None] | None
 
-    def trace(self, arguments: Sequence[Any], named: dict[str, Any]) -> list[Any]:
+    def run(self, *arguments: Any, **named: Any) -> list[Any]:
+        """The body of the pipeline's loop."""
+        graph: Any = tf.compat.v1.get_default_graph()
+        shape_pipeline(graph, self.shape)
+        if self.check is None:
+            return self.trace(arguments, named, Accumulation(*self.reduction))
+        count = arguments[0]
+        graph.count_of_updates = CountOfUpdates(count, self.check)
+        accumulation = Accumulation(count, *self.reduction[1:])
+        return [count, *self.trace(arguments[1:], named, accumulation)]
+
+    def trace(self, arguments: Sequence[Any], named: dict[str, Any], accumulation: Accumulation) -> list[Any]:
         """The loop's values after it."""
         values = _through(self.stages, self.mapping, arguments, named)
         effects = []
@@ -183,8 +181,8 @@ class _MiniBatch:
         else:
             with at_place(flat_mapping(self.mapping[-1:])[0], len(self.mapping) - 1):
                 output = _called(self.optimizer_function, values)
-            effects.append(_update(output, self.accumulation))
-            effects += _outfed_gradients(output, self.accumulation, self.options.get("sums_captured", True))
+            effects.append(_update(output, accumulation))
+            effects += _outfed_gradients(output, accumulation, self.options.get("sums_captured", True))
             alone = self.options.get("outfeed_loss")
             results = output.loss if alone else _masked(values, self.options.get("outfeed_mask"))
         if self.outfeed is not None and results is not None:
@@ -193,6 +191,12 @@ class _MiniBatch:
             raise ValueError(NO_OUTFEED)
         _check_captures(tf.compat.v1.get_default_graph())
         return [*arguments[: self.constant], tf.group(*effects)]
+
+
+def _as_list(inputs: Any) -> list[Any]:
+    if inputs is None:
+        return []
+    return list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
 
 
 def _leaving(values: Any) -> Any:
