@@ -1,4 +1,4 @@
-"""How a process that serves hears that it shall end.
+"""How a process hears that it shall end, while it serves or waits for work.
 
 A signal's handler runs in the main thread between any two of its steps. `threading.Event.set` takes a lock that
 `Event.wait` holds for a moment: a signal in that moment waits for ever for a lock that its own thread holds.
@@ -12,7 +12,12 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import TYPE_CHECKING, TypeVar
 
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+T = TypeVar("T")
 SignalHandler = Callable[[int, FrameType | None], object]
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -47,6 +52,24 @@ class StopRequest:
             RuntimeError
         ):  # Another call has released the lock between two steps of this one.
             self._closed.release()
+
+
+def in_daemon_thread(work: Callable[[], T], name: str) -> Future[T]:
+    """Begin work in a thread of its own, which does not keep the process from ending, and return what has its result or
+    its error: the caller goes on, hears signals, and may give the work up.
+    """
+    from concurrent.futures import Future
+
+    outcome: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(work())
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return outcome
 
 
 def stop_on_signals() -> StopRequest:

@@ -16,15 +16,15 @@ import enum
 import os
 import queue
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import wait
 from dataclasses import dataclass
 from types import FrameType
 from typing import Protocol, TypeVar
 
 from podrun.core.errors import PodrunError
-from podrun.core.stop_signals import stop_signals_handled
+from podrun.core.stop_signals import in_daemon_thread, stop_signals_handled
 from podrun.launcher.output import OutputMixer
 from podrun.launcher.own_streams import Log
 from podrun.launcher.process import Command, Ended, InstanceEvent, Printed
@@ -134,8 +134,8 @@ class Supervisor:
 
     def _poll(self) -> list[InstanceEvent]:
         first, *others = self._runners
-        wait = min(max(self._deadline - self._clock(), 0.0), 0.2 if self._mixer.holding else 1.0)
-        events = first.poll(wait)
+        seconds = min(max(self._deadline - self._clock(), 0.0), 0.2 if self._mixer.holding else 1.0)
+        events = first.poll(seconds)
         for runner in others:
             events += runner.poll(0)
         return events
@@ -251,28 +251,14 @@ class Stopping:
         After a signal the work may end by itself within `PATIENCE_SECONDS`; then ``cancel`` must make it end. Raises
         Interrupted in both cases.
         """
-        results: list[T] = []
-        errors: list[BaseException] = []
-
-        def run() -> None:
-            try:
-                results.append(work())
-            except BaseException as error:
-                errors.append(error)
-
-        thread = threading.Thread(target=run, name="podrun-prepare", daemon=True)
-        thread.start()
-        while thread.is_alive() and self.number is None:
-            thread.join(LOOK_SECONDS)
-        if self.number is not None:
-            thread.join(PATIENCE_SECONDS)
-            if thread.is_alive():
-                cancel()
-                thread.join(GIVE_UP_SECONDS)
+        outcome = in_daemon_thread(work, "podrun-prepare")
+        while not outcome.done() and self.number is None:
+            wait([outcome], LOOK_SECONDS)
+        if self.number is not None and wait([outcome], PATIENCE_SECONDS).not_done:
+            cancel()
+            wait([outcome], GIVE_UP_SECONDS)
         self.check()
-        if errors:
-            raise errors[0]
-        return results[0]
+        return outcome.result()
 
     def _handle(self, number: int, _: FrameType | None) -> None:
         since = self._clearing_since

@@ -7,10 +7,11 @@ share. Times are those of the emulation; what is modelled of the IPUs stands bes
 from __future__ import annotations
 
 import importlib
-import threading
 import time
 from collections.abc import Mapping
+from concurrent.futures import wait
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ import click
 
 from podrun.core.command_line import HELP_OPTIONS
 from podrun.core.errors import UsageError
+from podrun.core.stop_signals import in_daemon_thread
 
 if TYPE_CHECKING:
     import numpy as np
@@ -102,26 +104,18 @@ def made_up(runner: AnyRunner, rows: int, length: int) -> tuple[dict[str, np.nda
 def measured(runner: AnyRunner, requests: int, threads: int, rows: int, length: int) -> list[float]:
     """Seconds of each request. Raises a request's error."""
     times: list[float] = []
-    errors: list[BaseException] = []
 
     def work(share: int) -> None:
-        try:
-            inputs, outputs = made_up(runner, rows, length)
-            for _ in range(share):
-                begin = time.perf_counter()
-                runner.execute(inputs, outputs)
-                times.append(time.perf_counter() - begin)
-        except BaseException as error:
-            errors.append(error)
+        inputs, outputs = made_up(runner, rows, length)
+        for _ in range(share):
+            begin = time.perf_counter()
+            runner.execute(inputs, outputs)
+            times.append(time.perf_counter() - begin)
 
     shares = [requests // threads + (n < requests % threads) for n in range(threads)]
-    workers = [threading.Thread(target=work, args=(share,), daemon=True) for share in shares]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    if errors:
-        raise errors[0]
+    workers = [in_daemon_thread(partial(work, share), "podrun-requests") for share in shares]
+    for worker in wait(workers).done:
+        worker.result()
     return times
 
 

@@ -10,16 +10,16 @@ at: it is lost as soon as it has ended.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import logging
-import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import wait
 from types import ModuleType
 from typing import TypeVar
 
 from podrun.core.errors import ServiceError
+from podrun.core.stop_signals import in_daemon_thread
 from podrun.core.terminal import end_at_once
 from podrun.partition.host.discovery import ProcessId
 
@@ -119,24 +119,10 @@ class HeadWatch:
         self.check()
         if not self._watches:
             return function()
-        answers: queue.SimpleQueue[T] = queue.SimpleQueue()
-        errors: list[BaseException] = []
-
-        def work() -> None:
-            try:
-                answers.put(function())
-            except BaseException as error:
-                errors.append(error)
-
-        thread = threading.Thread(target=work, name="podrun-ask-ray", daemon=True)
-        thread.start()
-        while True:
-            thread.join(_STEP_SECONDS)
-            with contextlib.suppress(queue.Empty):
-                return answers.get_nowait()
-            if errors:
-                raise errors[0]
+        answer = in_daemon_thread(function, "podrun-ask-ray")
+        while wait([answer], _STEP_SECONDS).not_done:
             self.check()
+        return answer.result()
 
     def _watch(self) -> None:
         while not self._closed.wait(LOOK_SECONDS if self._own else ASK_SECONDS) and not self.lost:
