@@ -29,7 +29,7 @@ class HParams:
         self.__dict__[name] = value
 
     def override_from_dict(self, values: Mapping[str, Any]) -> HParams:
-        """Replace values."""
+        """Replace the values of these names, or add them."""
         self.__dict__.update(values)
         return self
 

@@ -130,7 +130,7 @@ class _Compilation:
 
     @cached_property
     def traced(self) -> Trace:
-        """The trace."""
+        """The trace of the forward pass with the values that are to come back."""
         with fixed_numerics():
             return trace_forward(self.program, self.anchors)
 

@@ -176,7 +176,7 @@ class _Moment:
 
     @property
     def seconds(self) -> float | None:
-        """Modelled time."""
+        """The modelled time of the strike, in seconds (``time=``); None where it is a batch or an event."""
         return self._fraction("time", 0.0, 1e9)
 
     @property

@@ -54,7 +54,7 @@ class _FewerCollections:
         self._before = gc.get_threshold()
 
     def begin(self) -> None:
-        """One more."""
+        """Turn full collections off, for one more who wants none."""
         with self._lock:
             if not self._count:
                 self._before = gc.get_threshold()
@@ -62,7 +62,7 @@ class _FewerCollections:
             self._count += 1
 
     def end(self) -> None:
-        """One less."""
+        """Turn full collections on again if nobody else wants none."""
         with self._lock:
             self._count -= 1
             if not self._count:

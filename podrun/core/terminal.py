@@ -48,7 +48,7 @@ class Output(Protocol):
     """What is written to: a text stream."""
 
     def write(self, text: str, /) -> object:
-        """Write."""
+        """Write text; returns the number of its characters."""
 
     def flush(self) -> object:
         """Write what is buffered."""

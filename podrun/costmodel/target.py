@@ -82,7 +82,7 @@ class Chip:
 
     @property
     def clock_hz(self) -> float:
-        """Tile clock."""
+        """Frequency of the tiles' clock, in Hz."""
         return self.facts["clock_hz"].value
 
     @property

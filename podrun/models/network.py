@@ -228,19 +228,19 @@ class Network:
     # -- element-wise -----------------------------------------------------------------------------
 
     def add(self, a: str, b: str) -> str:
-        """Sum."""
+        """The element-wise sum of two tensors."""
         return str(self.builder.aiOnnx.add([a, b]))
 
     def mul(self, a: str, b: str) -> str:
-        """Product."""
+        """The element-wise product of two tensors."""
         return str(self.builder.aiOnnx.mul([a, b]))
 
     def relu(self, x: str) -> str:
-        """Rectifier."""
+        """The element-wise maximum of x and 0."""
         return str(self.builder.aiOnnx.relu([x]))
 
     def sigmoid(self, x: str) -> str:
-        """Logistic function."""
+        """The element-wise logistic function, ``1 / (1 + exp(-x))``."""
         return str(self.builder.aiOnnx.sigmoid([x]))
 
     def silu(self, x: str) -> str:

@@ -49,7 +49,7 @@ class DataDescription:
     popef_contains_tensor_data: bool = False
 
     def numpy_data_type(self) -> np.dtype:
-        """The dtype."""
+        """The NumPy dtype of the elements."""
         return self.dtype
 
     def whole_shape(self, count: int) -> tuple[int, ...]:

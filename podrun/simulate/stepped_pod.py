@@ -137,7 +137,7 @@ class SteppedPod:
         return self._service.start(host, port)
 
     def stop(self) -> None:
-        """Stop listening."""
+        """Stop listening; calls under way are ended."""
         self._service.stop(grace=0)
 
     def advance(self, at_most: int = 0) -> Advanced:

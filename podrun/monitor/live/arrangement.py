@@ -193,7 +193,7 @@ def problem_text(problem: HealthProblem) -> str:
 
 
 def clock_time(time_s: float) -> str:
-    """``HH:MM:SS``, UTC."""
+    """A Unix time in UTC as ``HH:MM:SS``."""
     return datetime.fromtimestamp(time_s, UTC).strftime("%H:%M:%S")
 
 

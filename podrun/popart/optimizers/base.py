@@ -43,7 +43,7 @@ class OptimizerValue:
         self._value, self._const = float(val), bool(isConst)
 
     def val(self) -> float:
-        """The number."""
+        """The value of the hyper-parameter."""
         return self._value
 
     def isConst(self) -> bool:
@@ -79,7 +79,7 @@ class OptimizerValueMap:
         return self.specific.get(weight, self.default)
 
     def getDefault(self) -> OptimizerValue:
-        """The default."""
+        """The value for weights that have none of their own."""
         return self.default
 
     def hasSpecific(self, weight: str | None = None) -> bool:

@@ -150,7 +150,7 @@ class OutOfMemoryException(popart_exception, podrun_errors.GraphMemoryAllocation
 
     @property
     def error(self) -> str:
-        """The message."""
+        """The message, under the name that the SDK gives it."""
         return self.message
 
     def getSummaryReport(self) -> str:

@@ -140,7 +140,7 @@ class TensorInfo:
         return _NUMPY_NAME.get(self._dtype, self._dtype.name.lower())
 
     def shape(self) -> list[Any]:
-        """The dimensions."""
+        """The sizes of the dimensions."""
         return list(self._shape)
 
     def metaShape(self) -> list[int]:

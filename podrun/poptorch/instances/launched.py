@@ -265,15 +265,15 @@ class _InstanceDistributed(DistributedOptions):
     """The place of this instance; it cannot be changed."""
 
     def disable(self) -> NoReturn:
-        """Refused."""
+        """Refused with a RuntimeError: podrun places instances."""
         raise _refused("Distributed.disable")
 
     def setEnvVarNames(self, var_num_processes: str, var_process_id: str) -> NoReturn:
-        """Refused."""
+        """Refused with a RuntimeError: podrun places instances."""
         raise _refused("Distributed.setEnvVarNames")
 
     def configureProcessId(self, process_id: int, num_processes: int) -> NoReturn:
-        """Refused."""
+        """Refused with a RuntimeError: podrun places instances."""
         raise _refused("Distributed.configureProcessId")
 
 
@@ -300,11 +300,11 @@ class InstanceOptions(Options):
             core.getDeviceId(self._ipus_per_replica)
 
     def replicationFactor(self, replication_factor: int) -> NoReturn:
-        """Refused."""
+        """Refused with a RuntimeError: the launch says how many replicas there are."""
         raise _refused("replicationFactor")
 
     def useIpuId(self, ipu_id: int) -> NoReturn:
-        """Refused."""
+        """Refused with a RuntimeError: the launch says which IPUs an instance has."""
         raise _refused("useIpuId")
 
     def toDict(self) -> dict[str, Any]:

@@ -52,7 +52,7 @@ def expand(call: Call, x: Array, *rest: object, implicit: bool = False) -> Array
 
 @aten("clone", "lift_fresh", "lift_fresh_copy", "alias", "contiguous", "view_as", "positive", kind="Identity")
 def identity(call: Call, x: Array, *rest: object) -> Array:
-    """x itself."""
+    """x in the shape of the result: these operators change no value."""
     return x.reshape(call.shape)
 
 

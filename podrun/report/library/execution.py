@@ -131,7 +131,7 @@ class ProgramVisitor:
         """An exchange between tiles."""
 
     def visitSync(self, program: LibraryProgram) -> None:
-        """A barrier."""
+        """A synchronisation of tiles or IPUs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ class LatencyHistogram(Protocol):
         """The value below which a share of the values lies, in per cent."""
 
     def get_mean_value(self) -> float:
-        """The mean."""
+        """The mean latency, in nanoseconds."""
 
     def get_total_count(self) -> int:
         """How many values were counted."""

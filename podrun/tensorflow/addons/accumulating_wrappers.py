@@ -148,7 +148,7 @@ class ALSOptimizer(WrappedOptimizer):
 
     @property
     def loss_scaling_factor(self) -> tf.Variable:
-        """The factor."""
+        """The variable with the factor that losses are multiplied by."""
         return self._scale
 
     @property

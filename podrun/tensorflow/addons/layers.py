@@ -267,7 +267,7 @@ class RecomputationCheckpoint(tf_keras.layers.Layer):  # type: ignore[misc]
     """A layer that gives its inputs: recomputed activations begin there."""
 
     def call(self, inputs: tf.Tensor, **kwargs: object) -> tf.Tensor:
-        """The inputs."""
+        """The inputs, unchanged."""
         return tf.nest.map_structure(tf.identity, inputs)
 
 
@@ -279,7 +279,7 @@ class AssumeEqualAcrossReplicas(tf_keras.layers.Layer):  # type: ignore[misc]
         self._inplace = inplace
 
     def call(self, inputs: tf.Tensor, **kwargs: object) -> tf.Tensor:
-        """The inputs."""
+        """The inputs, unchanged."""
         return tf.nest.map_structure(tf.identity, inputs)
 
     def get_config(self) -> dict[str, object]:

@@ -83,7 +83,7 @@ class SlotUpdate:
         return False
 
     def rule(self, context: UpdateContext) -> Rule:
-        """The rule."""
+        """The rule that updates as many slots of each weight as the program's own update."""
         return SlotRule(self, context)
 
 

@@ -88,7 +88,7 @@ class _LayerAssignment(StageAssignment):
 
     @property
     def layer(self) -> Layer:
-        """The layer."""
+        """The layer that is called."""
         return self._layer
 
 

@@ -142,7 +142,7 @@ class StartHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._operations = list(operations)
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """Run them."""
+        """Run the operations in the new session."""
         session.run(self._operations)
 
 

@@ -223,7 +223,7 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: 
         self._broadcast = broadcast_global_variables(self.root_rank)
 
     def after_create_session(self, session: tf.compat.v1.Session, coord: object) -> None:
-        """Run it."""
+        """Give every instance the root's variables, in the new session."""
         session.run(self._broadcast)
 
 

@@ -28,7 +28,7 @@ class HostEmbeddingOptimizerSpec:
         self.accumulation = 1
 
     def get_learning_rate(self) -> float | None:
-        """The rate."""
+        """The factor of gradients in each update; 0 or None for no updates."""
         return self._learning_rate
 
 
@@ -42,7 +42,7 @@ class HostEmbeddingSGDGAOptimizerSpec(HostEmbeddingOptimizerSpec):
         self.accumulation = accumulation_factor
 
     def get_accumulation_factor(self) -> int:
-        """The number of iterations."""
+        """The number of iterations whose gradients an update sums."""
         return self.accumulation
 
 
@@ -65,7 +65,7 @@ class HostEmbedding:
         self._accumulation = Accumulation(count)
 
     def get_embedding_tensor(self) -> tf.Variable:
-        """The table."""
+        """The variable with the table's rows."""
         return self._table
 
     @contextmanager

@@ -63,7 +63,7 @@ class IPUStrategyV1(_one_device.OneDeviceStrategy):  # type: ignore[misc]
 
     @property
     def supports_loss_scaling(self) -> bool:
-        """True."""
+        """True: optimizers in the strategy's scope may scale losses."""
         return True
 
     @property
@@ -85,7 +85,7 @@ class IPUStrategyV1(_one_device.OneDeviceStrategy):  # type: ignore[misc]
         return _one_device._OneDeviceReplicaContext(self)
 
     def experimental_run_v2(self, fn: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Gone."""
+        """Deleted from the SDK as well: RuntimeError that names `run`."""
         raise RuntimeError("`experimental_run_v2` has been deleted. Use `run` instead.")
 
     def run(self, fn: Any, args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
