@@ -118,7 +118,6 @@ def test_a_state_repeats_what_operators_round_with_too(device_of):
     assert found[0][1] == found[1][1] != state
 
 
-@pytest.mark.slow
 def test_with_synthetic_data_the_state_is_empty(device_of):
     opts = options(enableStochasticRounding=True, enableLoadAndOffloadRNGState=True)
     opts.syntheticDataMode = popart.SyntheticDataMode.Zeros
