@@ -293,7 +293,9 @@ def needs_reset(error: PodrunError) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class DeviceWait:
-    """How long a runner waits for IPUs that others hold, and between two attempts, seconds."""
+    """How long a runner waits for IPUs that others hold, and between two attempts, seconds. Where a second attempt
+    would come too late there is one.
+    """
 
     timeout_s: float = 0.0
     sleep_s: float = 1.0
@@ -316,7 +318,7 @@ def acquire_device(
         if device is not None:
             return device
         left = end - time.monotonic()
-        if left <= 0:
+        if left <= 0 or wait.sleep_s >= wait.timeout_s:
             named = "" if identifier is None else f" {identifier}"
             raise UsageError(
                 f"no device{named} with {ipus} IPUs is free: {'; '.join(reasons)}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -11,8 +12,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from podrun.core.errors import CallError, UnsupportedError, UsageError
+from podrun.serving import loaded_model
 from podrun.serving.compiler import Compiler, CompilerOptions, ServedModel
-from podrun.serving.loaded_model import LoadedModel
+from podrun.serving.loaded_model import DeviceWait, LoadedModel, acquire_device
 from podrun.serving.runner import ModelRunner, RuntimeConfig
 
 WEIGHT = np.random.default_rng(0).standard_normal((8, 3)).astype(np.float32)
@@ -182,3 +184,31 @@ def test_a_mapping_to_tiles_is_printed_as_a_model_is_compiled(
         y = np.empty(shape, np.float32)
         runner.execute({"x": x, "w": w}, {"y": y})
     np.testing.assert_allclose(y, x.astype(np.float64) @ w, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("wait", "moments"),
+    [
+        (RuntimeConfig().device_wait_config, [0.0]),  # The SDK's: a timeout of 1 s, 6 s between two attempts.
+        (DeviceWait(), [0.0]),
+        (DeviceWait(5.0, 2.0), [0.0, 2.0, 4.0, 5.0]),
+        (DeviceWait(2.0, 2.0), [0.0]),
+    ],
+)
+def test_ipus_are_asked_for_as_often_as_the_settings_say(
+    wait: DeviceWait, moments: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, asked = [0.0], []
+
+    def attempt(*arguments: object) -> tuple[None, list[str]]:
+        asked.append(clock[0])
+        return None, ["another program holds them"]
+
+    def sleep(seconds: float) -> None:
+        clock[0] += seconds
+
+    monkeypatch.setattr(loaded_model, "_attempt", attempt)
+    monkeypatch.setattr(loaded_model, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep))
+    with pytest.raises(UsageError, match="no device with 4 IPUs is free: another program holds them"):
+        acquire_device(4, {}, wait)
+    assert asked == moments

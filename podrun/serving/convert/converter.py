@@ -68,6 +68,8 @@ class ConversionOptions:
     remove_outputs: Sequence[str] = ()
     apply_hcsr: Sequence[str] = ()
     num_io_tiles: int = 0
+    optimize_internal_exchange_code: bool = False
+    """Accepted; code of exchanges is not modelled."""
     disable_progress_bar: bool = False
     logger: logging.Logger | None = None
     fp8_input_dict: Mapping[str, Any] = field(default_factory=dict)
@@ -76,10 +78,20 @@ class ConversionOptions:
     """Formats of single nodes' weights."""
 
 
+def _signature() -> inspect.Signature:
+    """The keywords of `Converter`, with lists as PopRT has them."""
+    signature = inspect.signature(ConversionOptions)
+    parameters = [
+        one.replace(default=list(one.default)) if isinstance(one.default, tuple) else one
+        for one in signature.parameters.values()
+    ]
+    return signature.replace(parameters=parameters)
+
+
 class Converter:
     """See the module's text. Keywords are the fields of `ConversionOptions`. UsageError for options that cannot be."""
 
-    __signature__ = inspect.signature(ConversionOptions)
+    __signature__ = _signature()
 
     def __init__(self, **options: Any) -> None:
         known = [f.name for f in fields(ConversionOptions)]

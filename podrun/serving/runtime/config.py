@@ -33,7 +33,7 @@ class LightRunnerConfig:
 
     replica_to_device: Mapping[int, int] = field(default_factory=dict)
     check_package_hash: bool = True
-    device_wait_config: DeviceWait = field(default_factory=DeviceWait)
+    device_wait_config: DeviceWait = field(default_factory=lambda: DeviceWait(timeout_s=1.0, sleep_s=6.0))
     first_machine: int = 0
     time_scale: float = 0.0
 

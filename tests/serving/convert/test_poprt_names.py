@@ -70,6 +70,9 @@ def test_names_and_keywords_are_those_of_the_reference(poprt: Any) -> None:
         "precision": "fp32",
         "fp8_params": "F143,F143,0,0",
         "max_tensor_size": -1,
+        "remap_mode": ["after_matmul"],
+        "used_passes": [],
+        "optimize_internal_exchange_code": False,
     }
     assert {name: keywords[name].default for name in defaults} == defaults
     assert importlib.import_module("poprt._names").sHostConcatRunnerConfig == "hostConcatRunnerConfig"
