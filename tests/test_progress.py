@@ -80,7 +80,7 @@ def test_one_preparation_inside_another_is_a_step_of_it() -> None:
         assert inner.written.wait(60)
 
 
-def test_its_words() -> None:
+def test_the_line_names_the_step_its_number_and_the_seconds() -> None:
     now = iter([10.0, 42.4])
     made = Preparation("preparing 'training'", lambda: next(now), "compiling piece", 12, 40)
     assert made.text() == "podrun: preparing 'training': compiling piece 12 of 40, 32 s"

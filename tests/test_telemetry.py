@@ -56,7 +56,7 @@ reports = st.builds(
 
 
 @given(reports)
-def test_round_trip(report: MachineReport) -> None:
+def test_reports_come_back_from_json_as_they_were(report: MachineReport) -> None:
     data = json.loads(json.dumps(report.to_json_dict()))
     assert data["schema_version"] == SCHEMA_VERSION
     assert MachineReport.from_json_dict(data) == report

@@ -198,7 +198,7 @@ def test_wrong_arrays_are_refused_before_anything_is_sent() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("over_hosts", "rounds"), [(False, 20), (True, 4)])
-def test_soak(over_hosts: bool, rounds: int) -> None:
+def test_every_result_of_many_random_collectives_is_right(over_hosts: bool, rounds: int) -> None:
     """500 collectives a round over random groups and sizes, every one checked: 10,000 on one host."""
     plan = np.random.default_rng(11)
     for _ in range(rounds):

@@ -194,7 +194,7 @@ def test_wrong_calls_are_refused_by_name(members: int) -> None:
         group.close()
 
 
-def test_joining() -> None:
+def test_ranks_that_are_taken_or_that_the_group_lacks_cannot_join() -> None:
     group, token = create(3)
     other = join_group(token, 2)
     with pytest.raises(ConflictError, match=r"rank 2 .* already taken by process"):

@@ -15,12 +15,12 @@ from podrun.core.errors import UsageError
 
 
 @pytest.mark.parametrize(("text", "size"), [("8", 8), ("64K", 65536), ("16m", 16 * 2**20), ("1G", 2**30)])
-def test_sizes(text: str, size: int) -> None:
+def test_sizes_in_bytes_and_with_a_unit_are_read(text: str, size: int) -> None:
     assert parse_size(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "K", "-8", "8T", "0", "1.5M"])
-def test_wrong_sizes(text: str) -> None:
+def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(UsageError):
         parse_size(text)
 

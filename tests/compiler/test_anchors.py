@@ -118,7 +118,7 @@ def test_streamed_scalars_can_be_anchored() -> None:
 
 @pytest.mark.parametrize("options", [None, TIGHT], ids=["one chunk", "single micro-batches"])
 @pytest.mark.sample(2)
-def test_retrievals(options: CompileOptions | None) -> None:
+def test_each_retrieval_gives_its_part_of_all_values(options: CompileOptions | None) -> None:
     anchors = [AnchorSpec("loss"), AnchorSpec("h0", Retrieval.FINAL), AnchorSpec("h1", Retrieval.SUM)]
     program = mlp(
         replicas=2, accumulation_factor=4, anchors=[*anchors, AnchorSpec("logits", Retrieval.EVERY_N, 2)]
@@ -171,7 +171,9 @@ def test_anchoring_a_loss_equals_the_plain_program() -> None:
     ],
     ids=lambda value: getattr(value, "name", None),
 )
-def test_refused_anchors(anchor: AnchorSpec, kind: type[Exception], message: str) -> None:
+def test_anchors_that_cannot_come_back_are_refused(
+    anchor: AnchorSpec, kind: type[Exception], message: str
+) -> None:
     with pytest.raises(kind, match=message) as caught:
         compile_program(mlp(anchors=[anchor]))
     assert not hasattr(caught.value, "__notes__")

@@ -100,7 +100,9 @@ def test_all_reduce_sums_in_order_of_replicas(kind: str, replicas: int) -> None:
 @pytest.mark.parametrize("operator", list(Combination))
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int32"])
 @pytest.mark.sample(4)
-def test_every_operator(operator: Combination, dtype: str) -> None:
+def test_every_operator_of_a_reduction_combines_the_values_of_its_group(
+    operator: Combination, dtype: str
+) -> None:
     replicas, groups = 8, replica_groups(8, GroupKind.ORTHOGONAL, 4)
     x = data(replicas, dtype)
     program = forward_only(lambda v: all_reduce(v, operator, groups), replicas, dtype)

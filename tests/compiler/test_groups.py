@@ -350,7 +350,7 @@ def test_a_smaller_group_reduces_faster() -> None:
     assert 0 < times[1] < times[0]
 
 
-def test_refused() -> None:
+def test_groups_that_do_not_divide_the_replicas_are_refused() -> None:
     program = mlp(replicas=4)
     for bad, match in (
         ((0, 1), "groups of 2 replicas; the program has 4"),

@@ -30,7 +30,7 @@ from .programs import mlp
         (2, 8, Layout(2, 8, 4, 1, 2)),
     ],
 )
-def test_layouts(replicas: int, ipus: int, layout: Layout) -> None:
+def test_replicas_lie_on_whole_machines(replicas: int, ipus: int, layout: Layout) -> None:
     assert layout_of(mlp(replicas=replicas, ipus_per_replica=ipus)) == layout
 
 
@@ -52,7 +52,7 @@ def test_layouts_that_do_not_fill_machines(
         assert hint in str(caught.value.hint)
 
 
-def test_losses() -> None:
+def test_losses_that_cannot_be_trained_are_refused() -> None:
     with pytest.raises(UsageError, match=r"the loss 'logits' is float32\[4, 3\]"):
         compile_program(replace(mlp(), loss="logits"))
     with pytest.raises(UsageError, match="'los'") as caught:
@@ -64,7 +64,7 @@ def test_losses() -> None:
         compile_program(mlp(accumulation_factor=0))
 
 
-def test_wide_types() -> None:
+def test_types_of_64_bits_are_refused() -> None:
     program = mlp()
     wide = {**program.inputs, "y": InputSpec(TensorSpec("y", "int64", (4,)))}
     with pytest.raises(UnsupportedError, match="'y' is int64"):

@@ -48,13 +48,13 @@ def assert_equal_training(program: Program, options: CompileOptions | None = Non
 )
 @pytest.mark.parametrize("replicas", [8, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.sample(3)
-def test_rules(update: Any, replicas: int) -> None:
+def test_every_update_rule_trains_as_the_reference(update: Any, replicas: int) -> None:
     assert_equal_training(mlp(replicas=replicas, accumulation_factor=2, update=update))
 
 
 @pytest.mark.parametrize(("replicas", "ipus"), [(1, 1), (3, 1), (2, 4), (16, 1)])
 @pytest.mark.sample(6)
-def test_layouts(replicas: int, ipus: int) -> None:
+def test_every_layout_of_replicas_trains_as_the_reference(replicas: int, ipus: int) -> None:
     pod = assert_equal_training(mlp(replicas=replicas, ipus_per_replica=ipus))
     assert pod.executable.layout.machines == max(1, replicas * ipus // 4)
 
@@ -70,7 +70,7 @@ def test_accumulation_in_chunks(accumulation: int) -> None:
     assert_equal_training(program, tight)
 
 
-def test_convolution() -> None:
+def test_a_convolution_trains_as_the_reference() -> None:
     assert_equal_training(convolution(replicas=8, accumulation_factor=2))
 
 

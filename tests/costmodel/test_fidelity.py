@@ -42,7 +42,9 @@ def fast_records(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
         ("stencil", 0.6, 0.20),
     ],
 )
-def test_aims(fidelity: Any, fast_records: list[Any], kind: str, coverage: float, median: float) -> None:
+def test_each_kind_of_record_is_predicted_within_its_aim(
+    fidelity: Any, fast_records: list[Any], kind: str, coverage: float, median: float
+) -> None:
     rows = fidelity.evaluate([record for record in fast_records if record["kind"] == kind])
     found = fidelity.summarise(rows)[kind]["high+medium"]
     assert found["coverage"] >= coverage

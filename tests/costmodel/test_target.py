@@ -46,7 +46,7 @@ def test_every_number_says_where_it_comes_from() -> None:
             assert fact.status in Status
 
 
-def test_systems() -> None:
+def test_chips_and_systems_are_known_by_name() -> None:
     assert chip("bow-pod64") is BOW
     assert system("POD64").ipus == 64
 

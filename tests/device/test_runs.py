@@ -158,7 +158,9 @@ def run_alone(
     ("retrieval", "period", "shape"),
     [(Retrieval.EVERY_N, 2, (3, 8)), (Retrieval.FINAL, 1, (8,)), (Retrieval.SUM, 1, (8,))],
 )
-def test_retrieval(pieces: PieceCache, retrieval: Retrieval, period: int, shape: tuple[int, ...]) -> None:
+def test_each_retrieval_gives_its_part_of_all_losses(
+    pieces: PieceCache, retrieval: Retrieval, period: int, shape: tuple[int, ...]
+) -> None:
     every = linear(8, accumulation=3)
     inputs = data(every, 2)
     all_losses = run_alone(every, pieces, 2, inputs, **first_weights()).anchors["loss"].reshape(6, 8)

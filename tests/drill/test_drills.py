@@ -58,7 +58,9 @@ def test_answers_are_judged_by_place_and_kind() -> None:
         (None, 0, 0, 0, 0),
     ],
 )
-def test_points(seconds: float | None, wrong: int, hints: int, damage: int, points: int) -> None:
+def test_points_go_down_with_time_wrong_answers_hints_and_damage(
+    seconds: float | None, wrong: int, hints: int, damage: int, points: int
+) -> None:
     score = score_drill(load_scenario("link-flap", 1), seconds, wrong, hints, ["x"] * damage)
     assert score.points == points
     assert score.solved == (seconds is not None)

@@ -98,7 +98,9 @@ def test_a_lone_instances_traceback_is_not_repeated(commands: Commands, tmp_path
 @pytest.mark.parametrize(
     ("words", "code"), [(("sh", "-c", "exit 42"), 42), (("sh", "-c", "kill -9 $$"), 137)]
 )
-def test_exit_codes(commands: Commands, words: tuple[str, ...], code: int) -> None:
+def test_podrun_ends_with_the_exit_code_of_the_program(
+    commands: Commands, words: tuple[str, ...], code: int
+) -> None:
     done = commands.run(*OFFLINE, *words)
     assert done.returncode == code
     assert "ended with" in done.stderr
@@ -128,7 +130,9 @@ def test_exit_codes(commands: Commands, words: tuple[str, ...], code: int) -> No
     ],
 )
 @pytest.mark.sample(3)
-def test_bad_input(commands: Commands, words: tuple[str, ...], message: str, hint: str) -> None:
+def test_wrong_command_lines_are_refused_with_a_hint(
+    commands: Commands, words: tuple[str, ...], message: str, hint: str
+) -> None:
     done = commands.run("podrun", *words)
     assert done.returncode == 2, done.stderr
     assert done.stderr.startswith("podrun: error: ")

@@ -23,14 +23,14 @@ from podrun.launcher.mpi_arguments import parse_instance_arguments, parse_mpi_ar
         ("::1", ["::1"]),
     ],
 )
-def test_host_lists(text: str, hosts: list[str]) -> None:
+def test_host_lists_with_ranges_are_read(text: str, hosts: list[str]) -> None:
     assert list(parse_hosts(text)) == hosts
 
 
 @pytest.mark.parametrize(
     "text", ["", ",", "a,,b", "a[", "a[1-]", "a[3-1]", "a[x]", "a b", "a,a", "h[0-99999]", "-a"]
 )
-def test_bad_host_lists(text: str) -> None:
+def test_what_is_no_host_list_is_refused(text: str) -> None:
     with pytest.raises(UsageError):
         parse_hosts(text)
 

@@ -108,7 +108,9 @@ def test_the_whole_option_table_is_there_with_its_defaults() -> None:
         ([], {}, ()),
     ],
 )
-def test_reads(words: list[str], expected: dict[str, object], program: tuple[str, ...]) -> None:
+def test_command_lines_give_their_options_and_the_program(
+    words: list[str], expected: dict[str, object], program: tuple[str, ...]
+) -> None:
     line = parse_command_line(words)
     assert dict(line.options) == expected
     assert line.program == program
@@ -142,7 +144,9 @@ def test_reads(words: list[str], expected: dict[str, object], program: tuple[str
         (["--verbose=3"], "takes no value", "-vv"),
     ],
 )
-def test_refuses(words: list[str], message: str, hint: str) -> None:
+def test_command_lines_that_cannot_be_read_are_refused_with_a_hint(
+    words: list[str], message: str, hint: str
+) -> None:
     with pytest.raises(UsageError) as caught:
         parse_command_line(words)
     assert message in caught.value.message
@@ -151,12 +155,12 @@ def test_refuses(words: list[str], message: str, hint: str) -> None:
 
 
 @pytest.mark.parametrize("word", ["yes", "on", "1", "true", "YES", "True"])
-def test_true_words(word: str) -> None:
+def test_words_for_true_switch_an_option_on(word: str) -> None:
     assert parse_command_line([f"--offline-mode={word}"]).options == {"offline-mode": True}
 
 
 @pytest.mark.parametrize("word", ["no", "off", "0", "false", "Off"])
-def test_false_words(word: str) -> None:
+def test_words_for_false_switch_an_option_off(word: str) -> None:
     assert parse_command_line(["--offline-mode", word]).options == {"offline-mode": False}
 
 

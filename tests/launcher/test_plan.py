@@ -98,7 +98,9 @@ def test_instances_own_blocks_of_replicas_and_hosts_blocks_of_instances(
         ("--executable-cache-path train.py/x", "train.py is not a directory", "leave it out"),
     ],
 )
-def test_refuses(words: str, message: str, hint: str, directory: Path) -> None:
+def test_options_that_contradict_each_other_are_refused_with_a_hint(
+    words: str, message: str, hint: str, directory: Path
+) -> None:
     with pytest.raises(UsageError) as caught:
         plan(words, directory)
     assert message in caught.value.message

@@ -191,7 +191,7 @@ def test_a_run_that_gets_further_each_time_is_no_crash_loop() -> None:
     assert verdict.text.startswith("crash loop: the last 3 attempts ended alike")
 
 
-def test_a_policy_file(tmp_path: Path) -> None:
+def test_a_policy_file_is_read_with_its_ways_for_each_fault(tmp_path: Path) -> None:
     path = tmp_path / "policy.yaml"
     path.write_text(
         "version: 1\nmax-restarts: 5\ncrash-loop-after: 4\npause-seconds: 1.5\nmin-replicas: 4\n"

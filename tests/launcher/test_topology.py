@@ -23,7 +23,7 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_recorded_tables(name: str) -> None:
+def test_topology_tables_are_as_recorded(name: str) -> None:
     assert topology_table(LAYOUTS[name]) == (GOLDEN / f"topology_{name}.txt").read_text(encoding="utf-8")
 
 

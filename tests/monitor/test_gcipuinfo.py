@@ -66,7 +66,7 @@ def test_the_two_discovery_modes_cannot_be_mixed(pod: Pod) -> None:
         gcipuinfo.gcipuinfo()
 
 
-def test_health(pod: Pod) -> None:
+def test_health_names_devices_with_errors_and_machines_that_are_gone(pod: Pod) -> None:
     pod.active("p", 8)
     info = gcipuinfo.gcipuinfo()
     assert info.checkHealthOfDevices() == "{}"
@@ -78,7 +78,9 @@ def test_health(pod: Pod) -> None:
     assert [e["error"] for e in errors] == ["connection"] * 4
 
 
-def test_event_records(pod: Pod, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_error_of_a_program_is_found_as_its_event_record(
+    pod: Pod, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     info = gcipuinfo.gcipuinfo()
     assert info.getLastAppEventRecord() == {}
     here = {EVENT_PATH: str(tmp_path)}
@@ -117,7 +119,7 @@ def test_an_event_replaces_those_that_are_no_worse(tmp_path: Path, caplog: pytes
     assert record_error(taken, attached, environ=here) is not None
 
 
-def test_labels() -> None:
+def test_labels_have_the_sdks_names() -> None:
     assert gcipuinfo.IpuPower == "ipu power"
     assert gcipuinfo.label_name("ipu utilisation (session)") == "IpuUtilisationSession"
     assert vars(gcipuinfo)["AverageDieTemp"] == "average die temp"

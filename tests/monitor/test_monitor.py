@@ -189,7 +189,7 @@ def test_ipus_in_use_are_reset_by_force_only(pod: Pod, capsys: pytest.CaptureFix
     assert ("reset_ipus", [1]) in machine.calls
 
 
-def test_json(pod: Pod, capsys: pytest.CaptureFixture[str]) -> None:
+def test_gc_monitor_writes_cards_and_processes_as_json(pod: Pod, capsys: pytest.CaptureFixture[str]) -> None:
     pod.active("p", 8)
     pod.active("q", 4)
     pod.pool.machine("ipum1", "p").process = AttachedProcess(77, "me", "python", 1.0)
@@ -280,7 +280,7 @@ def test_no_id_means_two_devices(
     assert ("reset_ipus", [0, 1]) in pod.pool.machine("ipum2", "q").calls
 
 
-def test_device_info(pod: Pod, capsys: pytest.CaptureFixture[str]) -> None:
+def test_gc_info_lists_the_attributes_of_a_device(pod: Pod, capsys: pytest.CaptureFixture[str]) -> None:
     pod.active("p", 4, reconfigurable=True)
     pod.pool.machine("ipum1", "p").process = AttachedProcess(77, "me", "python", 1637621208.0)
     assert run_command(gc_info_command, ["-d", "1", "--device-info"]) == 0
@@ -303,7 +303,7 @@ def test_device_info(pod: Pod, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(gc_info_command, ["-d", "7", "-i"]) == 2
 
 
-def test_inventory(pod: Pod, capsys: pytest.CaptureFixture[str]) -> None:
+def test_gc_inventory_lists_every_ipu_with_text_values(pod: Pod, capsys: pytest.CaptureFixture[str]) -> None:
     pod.active("p", 4)
     assert run_command(gc_inventory_command, ["-j"]) == 0
     devices = json.loads(capsys.readouterr().out)["devices"]

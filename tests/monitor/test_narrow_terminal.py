@@ -138,7 +138,9 @@ def test_tables_go_on_in_further_lines() -> None:
     assert "a" * 30 in plain
 
 
-def test_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_podrun_ps_fits_a_narrow_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = Run("podrun-4194304", "somebody", 256, "PROVISIONING", 1.0, "train.py " * 20, "h:1")
     monkeypatch.setattr(verbs, "_runs", lambda: ([run], []))
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)

@@ -111,7 +111,7 @@ def test_ps_and_cache(pod: Pod) -> None:
     check_formats("podrun-cache", cache_info)
 
 
-def test_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_podrun_doctor_says_the_same_in_every_format(monkeypatch: pytest.MonkeyPatch) -> None:
     every = [
         Finding(state.name, state, "something", "a remedy" * (state is not Soundness.OK))
         for state in Soundness

@@ -151,7 +151,7 @@ def test_traffic_between_two_ipus(pod: RealPod, tool: Tool, monkeypatch: pytest.
     assert float(found["gbps"]) == pytest.approx(2 * 2 * 64 * 1024 * 8 / seconds / 1e9, rel=1e-5)
 
 
-def test_syncs(pod: RealPod, tool: Tool) -> None:
+def test_gc_hostsynclatencytest_counts_its_syncs(pod: RealPod, tool: Tool) -> None:
     code, out, _ = tool(gc_hostsynclatencytest_command, "-j", "--mark-count", "7", "-i", "2")
     found = json.loads(out)
     assert (code, found["emulated_syncs"], found["result"]) == (0, "14", "pass")
@@ -160,7 +160,9 @@ def test_syncs(pod: RealPod, tool: Tool) -> None:
     assert found["modelled"] == ["time_to_sync_us"]
 
 
-def test_flops(pod: RealPod, tool: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gc_flops_computes_right_values_and_their_rate(
+    pod: RealPod, tool: Tool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tool_programs, "PASSES", 3)
     monkeypatch.setattr(tool_programs, "ROWS", 1)
     code, out, _ = tool(gc_flops_command, "-d", "2", "-p", "FP32")
@@ -247,7 +249,9 @@ def test_modelled_times_against_published_samples() -> None:
         ((3, 20), LinkTopology.MESH, Route("GW-Link", 1)),
     ],
 )
-def test_routes(ends: tuple[int, int], topology: LinkTopology, way: Route) -> None:
+def test_routes_between_ipus_are_the_shortest_and_the_same_both_ways(
+    ends: tuple[int, int], topology: LinkTopology, way: Route
+) -> None:
     assert route(*ends, 16, topology) == way
     assert route(*ends[::-1], 16, topology) == way
 
@@ -274,7 +278,7 @@ def test_host_traffic(pod: RealPod, tool: Tool) -> None:
 
 
 @pytest.mark.slow
-def test_power_rows(pod: RealPod, tool: Tool) -> None:
+def test_gc_powertest_shows_power_and_temperature_of_an_idle_ipu(pod: RealPod, tool: Tool) -> None:
     code, out, _ = tool(gc_powertest_command, "-d", "1", "--time", "0", "--interval", "0")
     assert code == 0
     assert out.splitlines()[-1].startswith("0001: 124.00W 048.25W T172.25W 030C")  # As warm as after idling.

@@ -76,7 +76,7 @@ def test_maximum_and_its_places(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("with_pads", [False, True])
-def test_average(seed: int, with_pads: bool) -> None:
+def test_averages_of_windows_are_torchs(seed: int, with_pads: bool) -> None:
     draw = Draw(seed, dilated=False)
     window = draw.window(draw.ceil)
     pool = getattr(functional, f"avg_pool{draw.rank}d")
@@ -89,7 +89,7 @@ def test_average(seed: int, with_pads: bool) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.sample(2)
-def test_adaptive(seed: int) -> None:
+def test_adaptive_averages_are_torchs(seed: int) -> None:
     draw = Draw(seed)
     x, out = draw.array(2, 3, *draw.sizes), tuple(n // 2 + 1 for n in draw.sizes)
     agree(
@@ -106,7 +106,7 @@ def test_adaptive(seed: int) -> None:
 @pytest.mark.sample(7)
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("groups", [1, 2, 4])
-def test_convolution(seed: int, groups: int) -> None:
+def test_convolutions_are_torchs(seed: int, groups: int) -> None:
     draw = Draw(seed)
     window = draw.window()
     convolve = getattr(functional, f"conv{draw.rank}d")

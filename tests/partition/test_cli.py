@@ -138,7 +138,7 @@ def test_scripts_that_scrape_tables_find_active_partitions(shell: Shell) -> None
     assert lines[1].startswith("host: 127.0.0.1:")
 
 
-def test_ipuof_configs(shell: Shell) -> None:
+def test_vipu_shows_the_ipuof_config_of_a_gcd(shell: Shell) -> None:
     shell("create partition p --size 8 --num-gcds 2")
     assert shell("get partition p --gcd 1 --ipuof-configs") == 0
     config = json.loads(shell.out.split("\n", 1)[1])

@@ -66,7 +66,7 @@ def test_machines_are_configured_in_partition_order(pod16: Pod) -> None:
         assert list(machine.configured["endpoints"]) == endpoints
 
 
-def test_ipuof_config(pod16: Pod) -> None:
+def test_the_ipuof_config_of_a_gcd_lists_its_devices(pod16: Pod) -> None:
     pod16.active("half", 2)
     pod16.active("p", 8, num_gcds=2)
     config = pod16.client.ipuof_config("p", gcd=1)

@@ -279,7 +279,7 @@ def test_when_a_checkpoint_is_due() -> None:
     assert CheckpointPolicy(Spacing.COUNT, 3).due(25, 1.0, total_batches=100)
 
 
-def test_a_policy_file(tmp_path: Path) -> None:
+def test_a_policy_file_sets_spares_times_and_the_job(tmp_path: Path) -> None:
     path = tmp_path / "p.yaml"
     path.write_text(
         "version: 1\npause-seconds: 5\ncheckpoint: {interval: daly, cost-seconds: 20}\nspares: 3\n"
@@ -311,7 +311,9 @@ def chaos(*words: str) -> int:
     return run_command(chaos_verb, [*words, "--workers", "1"])
 
 
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_podrun_chaos_writes_figures_incidents_and_a_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     from jsonschema import validate
 
     files = [tmp_path / name for name in ("a.json", "b.json", "i.jsonl", "page.html")]

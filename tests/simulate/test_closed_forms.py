@@ -26,7 +26,9 @@ MINUTE = 1 / 1440
         (2048, 3.789, 10, 43.08, 300, 0.7437),
     ],
 )
-def test_ettr(nodes: int, rate: float, u0: float, dt: float, write_s: float, expected: float) -> None:
+def test_the_share_of_useful_time_is_the_published_one(
+    nodes: int, rate: float, u0: float, dt: float, write_s: float, expected: float
+) -> None:
     found = cf.ettr(nodes * rate / 1000, u0 * MINUTE, dt * MINUTE, write_s / 86_400)
     assert found == pytest.approx(expected, abs=1e-4)
 
@@ -90,14 +92,16 @@ def test_rollback_and_overhead() -> None:
         (8, 0.9, 0.70153, 0.87692, 0.44997, 0.45080),
     ],
 )
-def test_queues(servers: int, rho: float, share: float, mmc: float, mdc: float, cosmetatos: float) -> None:
+def test_waits_in_queues_are_those_of_the_tables(
+    servers: int, rho: float, share: float, mmc: float, mdc: float, cosmetatos: float
+) -> None:
     assert cf.erlang_c(servers, rho) == pytest.approx(share, abs=1e-5)
     assert cf.wait_mmc(servers, rho) == pytest.approx(mmc, abs=1e-5)
     assert cf.wait_mdc(servers, rho) == pytest.approx(mdc, abs=1e-5)
     assert cf.wait_cosmetatos(servers, rho) == pytest.approx(cosmetatos, abs=1e-5)
 
 
-def test_one_server() -> None:
+def test_formulas_of_waits_agree_for_one_server() -> None:
     assert cf.wait_mmc(1, 0.8) == pytest.approx(4)
     assert cf.wait_mdc(1, 0.8) == pytest.approx(2, rel=1e-6)
     assert cf.wait_allen_cunneen(1, 0.8, 1, 0) == pytest.approx(2)
@@ -125,7 +129,7 @@ def test_spares_and_availability() -> None:
     assert cf.blocks_available(4, 4, 0.999, 64) == pytest.approx(0.999**256)
 
 
-def test_intervals() -> None:
+def test_intervals_of_95_percent_are_those_of_the_tables() -> None:
     assert [student_quantile(n, 0.975) for n in (1, 2, 4, 19)] == pytest.approx(
         [12.706, 4.303, 2.776, 2.093], abs=1e-3
     )

@@ -65,7 +65,7 @@ def test_airesim_of_14_days() -> None:
 
 
 @pytest.mark.slow
-def test_airesim_defaults() -> None:
+def test_a_pool_with_airesims_defaults_gives_its_published_means() -> None:
     results = [ServerPool(PoolParameters(), seed).run() for seed in range(30)]
     assert np.mean([r.hours for r in results]) == pytest.approx(9865.97, abs=33.6)
     assert np.mean([r.failures for r in results]) == pytest.approx(11_145.6, abs=100)

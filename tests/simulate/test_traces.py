@@ -33,7 +33,7 @@ def rows(trace: JobLog) -> list[tuple[int, int, int, int]]:
     return [(j.submit // SECOND, j.run // SECOND, j.requested // SECOND, j.size) for j in trace.jobs]
 
 
-def test_swf(tmp_path: Path) -> None:
+def test_logs_in_the_standard_workload_format_are_read(tmp_path: Path) -> None:
     trace = read_trace(written(tmp_path, SWF))
     assert rows(trace)[:2] == [(0, 61, 100, 4), (10, 62, 100, 4)]
     assert trace.header == {"MaxProcs": "8"}
@@ -79,7 +79,7 @@ def test_a_broken_line_is_counted_and_named_and_many_are_refused(tmp_path: Path,
         read_trace(path, largest=8, most_broken=0.01)
 
 
-def test_sacct(tmp_path: Path) -> None:
+def test_logs_of_slurms_sacct_are_read(tmp_path: Path) -> None:
     text = (
         "JobIDRaw|User|Submit|Eligible|Start|End|Timelimit|State|NNodes|AllocTRES\n"
         "1|ann|2024-01-01T00:00:00|2024-01-01T00:01:00|2024-01-01T00:02:00|2024-01-01T01:02:00|1-12:00:00|COMPLETED|2|"
@@ -95,7 +95,7 @@ def test_sacct(tmp_path: Path) -> None:
     assert dict(trace.dropped) == {"never ran": 1}
 
 
-def test_philly(tmp_path: Path) -> None:
+def test_logs_of_philly_are_read(tmp_path: Path) -> None:
     attempts = [
         {
             "start_time": "2017-10-01 00:10:00",
@@ -140,7 +140,7 @@ def test_helios_and_acme(tmp_path: Path) -> None:
     assert (acme.format, rows(acme)) == ("acme", [(0, 600, 600, 16)])
 
 
-def test_alibaba(tmp_path: Path) -> None:
+def test_logs_of_alibaba_are_read(tmp_path: Path) -> None:
     head = "job_name,task_name,inst_num,status,start_time,end_time,plan_cpu,plan_mem,plan_gpu,gpu_type\n"
     pai = read_trace(written(tmp_path, head + "j,worker,3,Terminated,100,400,600,20,50,V100\n", "task.csv"))
     assert (pai.format, rows(pai)) == ("alibaba", [(0, 300, 300, 2)])

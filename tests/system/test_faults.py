@@ -62,7 +62,7 @@ def usable(pod: Commands) -> bool:
     ],
     ids=["tile-parity", "link-down", "machine-lost"],
 )
-def test_fault(
+def test_each_fault_is_told_seen_and_repaired_as_documented(
     pod: Commands,
     fault: str,
     kind: str,

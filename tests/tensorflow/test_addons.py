@@ -300,7 +300,7 @@ def _adam(debiasing: bool, amsgrad: bool = False) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("debiasing", "amsgrad"), [(True, False), (False, False), (True, True)])
-def test_adam(debiasing: bool, amsgrad: bool) -> None:
+def test_adam_updates_as_its_formula(debiasing: bool, amsgrad: bool) -> None:
     from podrun.tensorflow.addons.state_optimizers import AdamIpuOptimizer
 
     mine = updated(lambda: AdamIpuOptimizer(0.01, debiasing=debiasing, amsgrad=amsgrad))
@@ -319,7 +319,7 @@ def test_adam_keeps_moments_in_their_types() -> None:
 
 
 @pytest.mark.parametrize("clip", [None, 0.5])
-def test_lamb(clip: float | None) -> None:
+def test_lamb_updates_as_its_formula(clip: float | None) -> None:
     from podrun.tensorflow.addons.state_optimizers import LAMBIpuOptimizer
 
     w, m, v = START.astype(float), 0.0, 0.0
@@ -333,7 +333,7 @@ def test_lamb(clip: float | None) -> None:
 
 
 @pytest.mark.parametrize("nesterov", [True, False])
-def test_sgd(nesterov: bool) -> None:
+def test_momentum_updates_as_its_formula(nesterov: bool) -> None:
     from podrun.tensorflow.addons.state_optimizers import SGDIpuOptimizer
 
     w, m = START.astype(float), 0.0

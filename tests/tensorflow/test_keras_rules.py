@@ -387,7 +387,7 @@ def test_eager_execution_is_refused(one_ipu: None) -> None:
         linear(run_eagerly=True).fit(POINTS, TARGETS, batch_size=4, verbose=0)
 
 
-def test_single_batches(one_ipu: None) -> None:
+def test_single_batches_train_predict_and_evaluate(one_ipu: None) -> None:
     model = linear()
     model.train_on_batch(POINTS[:4], TARGETS[:4])
     close(model, WEIGHTS - 0.1 * gradient(WEIGHTS.astype(float), 0, 4))

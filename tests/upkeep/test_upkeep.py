@@ -374,7 +374,9 @@ def test_a_server_that_does_not_answer_is_a_note(tmp_path: Path) -> None:
         (["estimate", "--format"], "", ["text", "json"]),
     ],
 )
-def test_completions(words: list[str], incomplete: str, expected: list[str]) -> None:
+def test_words_of_podruns_commands_are_completed(
+    words: list[str], incomplete: str, expected: list[str]
+) -> None:
     found = BashComplete(launcher_command(), {}, "podrun", "_PODRUN_COMPLETE").get_completions(
         words, incomplete
     )

@@ -96,7 +96,7 @@ def test_more_replicas_and_slower_arrivals_never_make_answers_later() -> None:
     assert mean_latency(open_loop(poisson(2.0, 5, 20_000), ONE, 4, lambda rows: 1.0)) < base
 
 
-def test_time_scales() -> None:
+def test_ten_times_as_slow_a_service_has_ten_times_the_latency() -> None:
     rule, slow = BatchingRule(4, 0.5), BatchingRule(4, 5.0)
     one = open_loop(poisson(3.0, 2, 5_000), rule, 2, lambda rows: 1.0)
     ten = open_loop(poisson(3.0, 2, 5_000) * 10, slow, 2, lambda rows: 10.0)

@@ -90,7 +90,7 @@ FAST = ("untidy", "branching")
 @pytest.mark.parametrize(
     "label", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in MODELS]
 )
-def test_numbers_stay(label: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passes_keep_the_numbers_of_a_model(label: str, monkeypatch: pytest.MonkeyPatch) -> None:
     logging.getLogger("poprt").setLevel(logging.ERROR)
     names = [name for name in get_registered_passes() if name not in APART]
     if label in FAST:  # Passes that put podrun's own operators in are compiled to be run: slow.
