@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ import onnx
 from onnx.backend.base import Backend, BackendRep
 
 from podrun.core.errors import PodrunError, UnsupportedError, UsageError
-from podrun.device.xla.clients import SHARED_BY, device_for, on_one_thread_device, own_settings
+from podrun.device.xla.clients import SHARED_BY, AlignedInputs, device_for, on_one_thread_device, own_settings
 from podrun.device.xla.networks import join_networks
 from podrun.device.xla.packing import WeightRoom, pack_weights
 from podrun.device.xla.rewrite import available, rewrite_convolutions
@@ -56,6 +56,7 @@ class _Compiled:
     device: Any
     key: Any
     """A key for models that draw no random numbers; making one takes as long as a small layer."""
+    inputs: AlignedInputs = field(default_factory=AlignedInputs)
 
     def fits(self, values: Mapping[str, Any]) -> bool:
         return all(_equal(values[name], value) for name, value in self.fixed.items())
@@ -112,7 +113,8 @@ class PodrunBackendRep(BackendRep):
                 "the model draws random numbers and no seed is given: which numbers are right is not defined",
                 hint="run(inputs, seed=0); the same seed gives the same numbers",
             )
-        free = {name: value for name, value in values.items() if name not in compiled.fixed}
+        take = compiled.inputs.take
+        free = {name: take(name, value) for name, value in values.items() if name not in compiled.fixed}
         with own_settings(), jax.enable_x64(True), jax.default_device(compiled.device):
             key = jax.random.key(kwargs["seed"]) if compiled.random else compiled.key
             results = compiled.call(compiled.kept, free, key)

@@ -153,3 +153,29 @@ def test_bits_do_not_depend_on_the_cores_of_a_host():
         timeout=120,
     )
     assert alone.stdout.strip() == _digest()
+
+
+def test_inputs_lie_where_xla_reads_them_in_place() -> None:
+    inputs = clients.AlignedInputs()
+    memory = np.arange(1 << 14, dtype=np.float32)
+    first = 1 + -(memory.ctypes.data // 4) % 16  # One element behind a multiple of 64 bytes.
+    crooked = memory[first : first + 8192]
+    room = inputs.take("x", crooked)
+    assert isinstance(room, np.ndarray)
+    assert room.ctypes.data % 64 == 0
+    np.testing.assert_array_equal(room, crooked)
+    assert inputs.take("x", crooked[::-1]) is room, "the next of that name lies there too"
+    np.testing.assert_array_equal(room, crooked[::-1])
+    assert inputs.take("y", room) is room
+    assert inputs.take("x", crooked[:8]) is not room
+    for small in (crooked[:8], 3, None, (crooked,)):
+        assert inputs.take("z", small) is small
+
+
+def test_threads_have_rooms_of_their_own() -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    inputs, value = clients.AlignedInputs(), np.zeros((3, 5000), np.float64).T
+    mine = inputs.take("x", value)
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(inputs.take, "x", value).result() is not mine

@@ -220,6 +220,38 @@ def callable_across_clients(
     return run
 
 
+class AlignedInputs(threading.local):
+    """Inputs where XLA reads them in place: in memory of the calling thread that it is given again and again.
+
+    XLA copies an array that does not begin at a multiple of 64 bytes, a large one in a thread of its own; the program
+    then runs in such a thread too, since its inputs are not there when it is called.
+    """
+
+    def __init__(self) -> None:
+        self._rooms: dict[str, np.ndarray] = {}
+
+    def take(self, name: str, value: object) -> object:
+        """The value, an array perhaps in the memory that is kept for this name. Valid until the next of that name."""
+        if not isinstance(value, np.ndarray) or value.nbytes < _COPIED_AT_ONCE or value.dtype.hasobject:
+            return value
+        if value.flags.c_contiguous and value.ctypes.data % _ALIGNMENT == 0:
+            return value
+        room = self._rooms.get(name)
+        if room is None or room.shape != value.shape or room.dtype != value.dtype:
+            memory = np.empty(value.nbytes + _ALIGNMENT, np.uint8)
+            first = -memory.ctypes.data % _ALIGNMENT
+            room = memory[first : first + value.nbytes].view(value.dtype).reshape(value.shape)
+            self._rooms[name] = room
+        np.copyto(room, value)
+        return room
+
+
+_ALIGNMENT = 64
+"""Bytes. XLA uses memory that begins at a multiple of it."""
+_COPIED_AT_ONCE = 1 << 14
+"""Bytes of an array from which on it is worth while."""
+
+
 # --- Freed memory ---------------------------------------------------------------------------------------------
 
 KEPT = 1 << 30

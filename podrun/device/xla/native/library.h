@@ -42,6 +42,7 @@ enum { ARG_SRC = 1, ARG_DST = 17, ARG_WEIGHTS = 33, ARG_BIAS = 41, ARG_SCRATCH =
     F(int, dnnl_memory_desc_equal, (Layout, Layout))                                                                   \
     F(size_t, dnnl_memory_desc_get_size, (Layout))                                                                     \
     F(int, dnnl_memory_create, (Memory *, Layout, Engine, void *))                                                     \
+    F(int, dnnl_memory_set_data_handle, (Memory, void *))                                                              \
     F(int, dnnl_memory_destroy, (Memory))                                                                              \
     F(int, dnnl_primitive_attr_create, (Attributes *))                                                                 \
     F(int, dnnl_primitive_attr_destroy, (Attributes))                                                                  \

@@ -20,8 +20,14 @@ enum { SRC, WEIGHTS, DST, ADDEND, TENSORS };
 enum { MOST_PLANS = 1024, BUCKETS = 512, OWN_BUFFERS = 3 };
 #define KEPT_SCRATCH ((size_t)64 << 20) /* bytes that a thread keeps between calls */
 
+/* The library's objects for a run, whose data may be exchanged. */
+typedef struct {
+    Memory there[TENSORS], wanted[TENSORS], bias, scratch;
+} Memories;
+
 struct Plan {
     Convolution key;
+    Memories *spare; /* of a run that is over; NULL while a thread has them */
     Plan *next;
     uint64_t used;
     int users;
@@ -266,8 +272,25 @@ reserve(Plan *p, Layout layout)
 }
 
 static void
+memories_free(Memories *m)
+{
+    for (int i = 0; m && i < TENSORS; i++) {
+        if (m->there[i])
+            onednn.dnnl_memory_destroy(m->there[i]);
+        if (m->wanted[i])
+            onednn.dnnl_memory_destroy(m->wanted[i]);
+    }
+    if (m && m->bias)
+        onednn.dnnl_memory_destroy(m->bias);
+    if (m && m->scratch)
+        onednn.dnnl_memory_destroy(m->scratch);
+    free(m);
+}
+
+static void
 plan_free(Plan *p)
 {
+    memories_free(p->spare);
     for (int i = 0; i < TENSORS; i++) {
         if (p->there[i])
             onednn.dnnl_memory_desc_destroy(p->there[i]);
@@ -456,50 +479,59 @@ plan_pack(const Plan *p, float *weights, float *packed)
     return status ? "oneDNN could not bring the weights into its order" : NULL;
 }
 
-const char *
-plan_run(const Plan *p, const Arrays *a)
+/* Memory of the library's at some place: the one of an earlier run, or a new one. */
+static int
+memory_at(Memory *memory, Layout layout, void *data)
+{
+    return *memory ? onednn.dnnl_memory_set_data_handle(*memory, data)
+                   : onednn.dnnl_memory_create(memory, layout, engine, data);
+}
+
+static int
+run_with(const Plan *p, const Arrays *a, Memories *m, char *block, Stream stream)
 {
     static const int roles[3][TENSORS] = {{ARG_SRC, ARG_WEIGHTS, ARG_DST, ARG_POST_OP | ARG_SRC_1},
                                           {ARG_DIFF_SRC, ARG_WEIGHTS, ARG_DIFF_DST, 0},
                                           {ARG_SRC, ARG_DIFF_WEIGHTS, ARG_DIFF_DST, 0}};
     const int kind = (int)p->key.kind, result = result_of(&p->key);
-    void *const given[TENSORS] = {a->src, a->weights, a->dst, (void *)a->other};
-    char *block = (char *)scratch(0, p->bytes);
-    Own *own = own_get();
-    if (!block || !own)
-        return "out of memory";
-    Memory memories[2 * TENSORS + 2] = {0};
+    void *const data[TENSORS] = {a->src, a->weights, a->dst, (void *)a->other};
     Argument arguments[TENSORS + 2];
-    int count = 0, used = 0, status = 0;
-    Memory turned[2] = {0};
+    int count = 0, status = 0;
     for (int i = 0; i < TENSORS && !status; i++) {
         if (i == ADDEND && !(p->key.follows & OTHER))
             continue;
-        Memory there = NULL, wanted = NULL;
-        status = onednn.dnnl_memory_create(&there, p->there[i], engine, given[i]);
-        if (!status)
-            memories[used++] = there;
-        if (!status && p->wanted[i]) {
-            const int ready = i == WEIGHTS && a->packed;
-            status = onednn.dnnl_memory_create(&wanted, p->wanted[i], engine, ready ? given[i] : block + p->at[i]);
-            if (!status)
-                memories[used++] = wanted;
-            if (!status && !ready && i == result)
-                turned[0] = wanted, turned[1] = there;
-            else if (!status && !ready)
-                status = run_turn(p, i, own->stream, there, wanted);
-        }
-        arguments[count++] = (Argument){roles[kind][i], wanted ? wanted : there};
+        const int ready = i == WEIGHTS && a->packed;
+        status = memory_at(&m->there[i], p->there[i], data[i]);
+        if (!status && p->wanted[i])
+            status = memory_at(&m->wanted[i], p->wanted[i], ready ? data[i] : block + p->at[i]);
+        if (!status && p->wanted[i] && !ready && i != result)
+            status = run_turn(p, i, stream, m->there[i], m->wanted[i]);
+        arguments[count++] = (Argument){roles[kind][i], p->wanted[i] ? m->wanted[i] : m->there[i]};
     }
-    if (!status && p->bias && !(status = onednn.dnnl_memory_create(&memories[used], p->bias, engine, (void *)a->bias)))
-        arguments[count++] = (Argument){ARG_BIAS, memories[used++]};
-    if (!status && !(status = onednn.dnnl_memory_create(&memories[used], p->scratch, engine, block + p->scratch_at)))
-        arguments[count++] = (Argument){ARG_SCRATCH, memories[used++]};
+    if (!status && p->bias && !(status = memory_at(&m->bias, p->bias, (void *)a->bias)))
+        arguments[count++] = (Argument){ARG_BIAS, m->bias};
+    if (!status && !(status = memory_at(&m->scratch, p->scratch, block + p->scratch_at)))
+        arguments[count++] = (Argument){ARG_SCRATCH, m->scratch};
     if (!status)
-        status = onednn.dnnl_primitive_execute(p->primitive, own->stream, count, arguments);
-    if (!status && turned[0])
-        status = run_turn(p, result, own->stream, turned[0], turned[1]);
-    while (used)
-        onednn.dnnl_memory_destroy(memories[--used]);
+        status = onednn.dnnl_primitive_execute(p->primitive, stream, count, arguments);
+    if (!status && p->wanted[result])
+        status = run_turn(p, result, stream, m->wanted[result], m->there[result]);
+    return status;
+}
+
+const char *
+plan_run(Plan *p, const Arrays *a)
+{
+    char *block = (char *)scratch(0, p->bytes);
+    Own *own = own_get();
+    Memories *m = __atomic_exchange_n(&p->spare, NULL, __ATOMIC_ACQUIRE);
+    if (!m)
+        m = calloc(1, sizeof *m);
+    if (!block || !own || !m) {
+        memories_free(m);
+        return "out of memory";
+    }
+    const int status = run_with(p, a, m, block, own->stream);
+    memories_free(__atomic_exchange_n(&p->spare, m, __ATOMIC_ACQ_REL));
     return status ? "oneDNN could not compute it" : NULL;
 }

@@ -24,7 +24,7 @@ int plan_agrees(const Plan *plan, const Plan *other);
 const char *plan_pack(const Plan *plan, float *weights, float *packed);
 
 /* Run it in the calling thread, and in no other. NULL, or what is wrong. */
-const char *plan_run(const Plan *plan, const Arrays *arrays);
+const char *plan_run(Plan *plan, const Arrays *arrays);
 
 /* A buffer of the calling thread's own, 0, 1 or 2, for as long as no larger one is asked for. NULL without memory. */
 float *scratch(int which, size_t bytes);
