@@ -297,7 +297,7 @@ class StepProgram:
                 )
             value = np.ascontiguousarray(value, numpy_dtype(spec.dtype))
             before = self._on_device.get(key)
-            if whole or before is None or before.tobytes() != value.tobytes():
+            if whole or before is None or not _same_bits(before, value):
                 changed[key] = value
         for key, value in changed.items():
             parts.weights.put(key, value)
@@ -315,7 +315,9 @@ class StepProgram:
             parts.random.set_seed(DEVICES.next_seed(self.source.ordinal))
 
     def _received(self, parts: SessionParts) -> dict[str, np.ndarray]:
-        """The new values of what the step writes: replica 0's."""
+        """The new values of what the step writes: replica 0's. The connection gives copies, which are kept to compare
+        with; so TensorFlow gets none whose memory it would take over.
+        """
         names = [key for key in self.step.written if key in parts.model.built.weights]
         if not parts.program.on_device:
             return {}
@@ -325,8 +327,28 @@ class StepProgram:
             spec = parts.model.built.infos[key]
             if key in rows and rows[key].program:
                 value = value[0]
-            self._on_device[key] = np.array(value).reshape(spec.shape)
-        return {key: self._on_device[key] for key in names}
+            self._on_device[key] = np.ascontiguousarray(value).reshape(spec.shape)
+        return {key: _not_taken_over(self._on_device[key]) for key in names}
+
+
+def _same_bits(one: np.ndarray, other: np.ndarray) -> bool:
+    """Whether two contiguous arrays of one type and shape hold the same bits."""
+    left, right = (array.reshape(-1).view(np.uint8) for array in (one, other))
+    words = left.size // 8 * 8
+    return np.array_equal(left[:words].view(np.uint64), right[:words].view(np.uint64)) and np.array_equal(
+        left[words:], right[words:]
+    )
+
+
+_TAKEN_OVER = 64
+"""TensorFlow uses an array of the host as it lies if its memory begins at a multiple of so many bytes, and may write to
+it later; it copies any other.
+"""
+
+
+def _not_taken_over(value: np.ndarray) -> np.ndarray:
+    """``value``, or a copy where TensorFlow would write to its memory."""
+    return np.array(value) if value.ctypes.data % _TAKEN_OVER == 0 else value
 
 
 def _each_iteration(whole: Executable, micro_batches: int) -> Executable:
