@@ -11,9 +11,12 @@ import tensorflow as tf
 
 from podrun.runtime.feeds import DataFeed
 from podrun.tensorflow.capture.markers import mark, reference
+from podrun.tensorflow.execution.device_table import DEVICES
 from podrun.tensorflow.execution.launching import SESSIONS, raising_itself
 
 _SUPPORTED = {"float32", "float16", "int32", "bool", "int8", "uint8", "uint32", "uint16", "int16"}
+LONGEST_ROW = 32
+"""Most elements that one call draws: TensorFlow warns of iterators with more operations."""
 _OLD = {"feed_name", "replication_factor", "data_to_prefetch", "optimise_latency"}
 
 
@@ -59,12 +62,13 @@ class IPUInfeedQueue:
         self._dequeued = self._initializer_read = False
         self._feed: DataFeed | None = None
         self._replicas: int | None = None
-        self._next: Any = None
+        self._row: list[Any] = []
+        """The elements of one call of the session, each drawn after the one before it."""
         self._ready = self._graph is None
         if self._graph is not None:
             with self._graph.as_default(), tf.device(None):
                 self._iterator = tf.compat.v1.data.make_initializable_iterator(dataset)
-                self._next = self._iterator.get_next()
+                self._row = [self._iterator.get_next()]
 
     def _check_structure(self) -> None:
         for spec in tf.nest.flatten(self.structure):
@@ -147,10 +151,21 @@ class IPUInfeedQueue:
     def _dequeue(self) -> Any:
         """The element of this iteration, in a program's graph."""
         self._dequeued = True
+        self._lengthen_row()
         tensors = mark(
             "dequeue", [], self.flat_specs, stateful=True, name="infeed_dequeue", queue=self._number
         )
         return tf.nest.pack_sequence_as(self.structure, tensors)
+
+    def _lengthen_row(self) -> None:
+        """Let one call of the session draw what all replicas take in an iteration."""
+        if self._graph is None or self._graph.finalized or DEVICES.config is None:
+            return
+        count = min(DEVICES.settings(self._ordinal, 1).local_replicas, LONGEST_ROW)
+        with self._graph.as_default(), tf.device(None), tf.control_dependencies(None):
+            while len(self._row) < count:
+                with tf.control_dependencies(tf.nest.flatten(self._row[-1])):
+                    self._row.append(self._iterator.get_next())
 
     def __iter__(self) -> IPUInfeedQueue:
         return self
@@ -183,11 +198,13 @@ class IPUInfeedQueue:
         self._replicas = replicas
         if self._feed is None:
             self._feed = DataFeed(
-                self._elements(), ahead=self._depth * local_replicas, name=f"infeed{self._number}"
+                self._elements(local_replicas),
+                ahead=self._depth * local_replicas,
+                name=f"infeed{self._number}",
             )
         return self._feed
 
-    def _elements(self) -> Iterator[dict[str, np.ndarray]]:
+    def _elements(self, local_replicas: int) -> Iterator[dict[str, np.ndarray]]:
         names = [f"infeed{self._number}/{i}" for i in range(len(self.flat_specs))]
         if self._graph is None:
             for element in _on_host(self.dataset):
@@ -195,18 +212,20 @@ class IPUInfeedQueue:
             return
         # The caller's thread computes: a pool of one thread is busy with the program itself.
         options = tf.compat.v1.RunOptions(inter_op_thread_pool=-1)
-        flat = tf.nest.flatten(self._next)
+        row = self._row if local_replicas % len(self._row) == 0 else self._row[:1]
+        flat = [tf.nest.flatten(element) for element in row]
         session = SESSIONS[self._graph]
         while True:
             try:
-                values = session.run(flat, options=options)
+                drawn = session.run(flat, options=options)
             except tf.errors.OutOfRangeError:
                 return
             except tf.errors.OpError as error:
                 raise type(error)(
                     None, None, f"An infeed dataset iterator has failed with status: {error}"
                 ) from error
-            yield dict(zip(names, (np.asarray(v) for v in values), strict=True))
+            for values in drawn:
+                yield dict(zip(names, (np.asarray(v) for v in values), strict=True))
 
 
 class IPUOwnedIterator(IPUInfeedQueue):
