@@ -4,7 +4,8 @@
 
 Models whose requests have 1 kB and 150 kB (4 rows of 64 and of 9,600 numbers, 3 a row back) are compiled, run by
 `ModelRunner` as the backend runs them, then served; gRPC, one client. The rate is that of the small one, with 16
-requests in flight. Limits stand beside the figures.
+requests in flight. Limits stand beside the figures. On a loaded host look at processor time: of a run by the backend's
+own way, and of a served request in the server and its instances.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import psutil
 import tritonclient.grpc as grpcclient
 from onnx import TensorProto, helper, numpy_helper
 from short_mode import add_short
@@ -68,6 +70,17 @@ def median_ms(call: Callable[[], Any], repeats: int) -> float:
     return float(np.median(times)) * 1e3
 
 
+def processor_s(pid: int | None = None) -> float:
+    """Processor time of this process, or of a process and its children."""
+    if pid is None:
+        return time.process_time()
+    total = 0.0
+    for process in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
+        times = process.cpu_times()
+        total += times.user + times.system
+    return total
+
+
 def rate(client: Any, tensor: Any, requests: int) -> float:
     """Requests a second with `IN_FLIGHT` in flight."""
     answers: queue.Queue[Any] = queue.Queue()
@@ -96,8 +109,11 @@ def measure(folder: Path, requests: int) -> dict[str, float]:
         Compiler.compile_and_export(model(width), None, version)
         x, y = inputs[name], np.zeros((4, 3), np.float32)
         with ModelRunner(str(version / "executable.popef")) as runner:
+            spent = processor_s()
             own = median_ms(lambda r=runner, x=x, y=y: r.run_now([r.prepared({"x": x}, {"y": y})]), 400)
+            spent = processor_s() - spent
         figures[f"own_run_{name}_ms"] = own
+        figures[f"own_run_{name}_processor_ms"] = spent / 450 * 1e3
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
         grpc, http, metrics = (each.getsockname()[1] for each in sockets)
@@ -113,8 +129,11 @@ def measure(folder: Path, requests: int) -> dict[str, float]:
         for name, x in inputs.items():
             tensor = grpcclient.InferInput("x", list(x.shape), "FP32")
             tensor.set_data_from_numpy(x)
+            spent = processor_s(server.pid)
             served = median_ms(lambda n=name, t=tensor: client.infer(n, [t]), 400)
+            spent = processor_s(server.pid) - spent
             figures[f"served_{name}_ms"] = served
+            figures[f"served_{name}_processor_ms"] = spent / 450 * 1e3
             figures[f"overhead_{name}_ms"] = served - figures[f"own_run_{name}_ms"]
             if name == "1kB":
                 figures["requests_per_s"] = rate(client, tensor, requests)
