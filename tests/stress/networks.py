@@ -137,7 +137,7 @@ class RandomNetwork:
         src = self.choose()
         x, sums = self.values[src], self.dice.choice((0, 1))
         n, height, width, c = x.shape
-        kernel = (self.dice.choice((2, 3)), self.dice.choice((2, 3)))
+        kernel = (self.dice.choice((2, 2, 3, 3, 5, 18)), self.dice.choice((2, 3, 3, 5, 18)))
         stride, pads = self.dice.choice((1, 2, 3)), self.dice.choice((0, 1))
         wide = np.full((n, height + 4, width + 4, c), 0.0 if sums else -np.inf)
         wide[:, pads : pads + height, pads : pads + width] = x

@@ -8,9 +8,11 @@ import sys
 
 import pytest
 
-from podrun.device.xla import network_steps
+from podrun.device.xla import convolutions, network_steps
 from tests.conftest import ROOT
 from tests.stress import networks
+
+pytestmark = pytest.mark.skipif(not convolutions.available(), reason="no oneDNN here")
 
 
 @pytest.mark.parametrize("instructions", ["", "AVX2"])
@@ -27,7 +29,7 @@ def test_random_networks_are_right_and_stay_inside_of_their_buffers(instructions
 def test_images_that_lie_on_one_another_are_noticed() -> None:
     """All images of an arena at one place: some network here is wrong, and the stress says so."""
     words = """if True:
-        from podrun.device.xla import network_steps
+        from podrun.device.xla import convolutions, network_steps
         from tests.stress import networks
         network_steps.LayerNetwork._arena = lambda network, roots: ({root: 0 for root in roots}, 1 << 20)
         print(sum(bool(networks.wrong(networks.native(), 1, number)) for number in range(8)))
