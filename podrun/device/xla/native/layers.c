@@ -75,48 +75,78 @@ turn_pixels(const Chain *chain, const float *src, float *dst, int64_t begin, int
     }
 }
 
+/* `count` floats of `terms`, combined in order. Two and three are read at once and stored once. */
 INLINE void
-combine(int sums, float *to, const float *from, int64_t count)
+combine(int sums, float *restrict to, const float *const *terms, int number, int64_t count)
 {
-    if (sums)
+    const float *a = terms[0], *b = terms[1], *c = terms[2];
+    if (number == 1)
+        memcpy(to, a, (size_t)count * sizeof *to);
+    else if (number == 2 && sums)
         for (int64_t i = 0; i < count; i++)
-            to[i] = to[i] + from[i];
+            to[i] = a[i] + b[i];
+    else if (number == 2)
+        for (int64_t i = 0; i < count; i++)
+            to[i] = maximum(a[i], b[i]);
+    else if (sums)
+        for (int64_t i = 0; i < count; i++)
+            to[i] = a[i] + b[i] + c[i];
     else
         for (int64_t i = 0; i < count; i++)
-            to[i] = maximum(to[i], from[i]);
+            to[i] = maximum(maximum(a[i], b[i]), c[i]);
+    for (int k = 3; k < number; k++)
+        for (int64_t i = 0; i < count; i++)
+            to[i] = sums ? to[i] + terms[k][i] : maximum(to[i], terms[k][i]);
 }
 
-/* Rows of the image `iw` pixels wide as one after the other in `to`. */
+/* Windows of at most so many rows or columns are combined at once; the rest of a longer one follows. */
+enum { MOST_TERMS = 16 };
+
+/* `number` rows of `count` floats, `step` apart, combined in order. */
 INLINE void
-combine_row(const Pool *p, float *to, const float *from, int first)
+combine_rows(int sums, float *restrict to, const float *from, int64_t step, int64_t number, int64_t count)
 {
-    const int64_t pixels = p->src_row == p->c ? 1 : p->iw, count = p->src_row == p->c ? p->iw * p->c : p->c;
-    for (int64_t x = 0; x < pixels; x++, to += count, from += p->src_row)
-        if (first)
-            memcpy(to, from, (size_t)count * sizeof *to);
-        else
-            combine(p->sums, to, from, count);
+    const float *terms[MOST_TERMS] = {from, from, from};
+    int64_t taken = number < MOST_TERMS ? number : MOST_TERMS;
+    for (int64_t k = 0; k < taken; k++)
+        terms[k] = from + k * step;
+    combine(sums, to, terms, (int)taken, count);
+    for (; taken < number; taken++)
+        for (int64_t i = 0; i < count; i++)
+            to[i] = sums ? to[i] + from[taken * step + i] : maximum(to[i], from[taken * step + i]);
+}
+
+/* From where to where, exclusive, a window lies in the image. */
+INLINE int64_t
+first_of(int64_t at)
+{
+    return at < 0 ? 0 : at;
+}
+
+INLINE int64_t
+last_of(int64_t at, int64_t kernel, int64_t size)
+{
+    return at + kernel < size ? at + kernel : size;
 }
 
 WIDE void
 pool_rows(const Pool *p, const Chain *chain, const float *src, float *dst, float *room, int64_t begin, int64_t end)
 {
     const float nothing = p->sums ? 0.0f : -INFINITY;
+    const int64_t row_step = p->iw * p->src_row, c = p->c;
+    const int64_t pieces = p->src_row == c ? 1 : p->iw, piece = p->src_row == c ? p->iw * c : c;
     for (int64_t row = begin; row < end; row++) {
         const int64_t n = row / p->oh, top = row % p->oh * p->stride[0] - p->pad[0];
-        int rows = 0;
-        for (int64_t y = top < 0 ? 0 : top; y < top + p->kernel[0] && y < p->ih; y++)
-            combine_row(p, room, src + (n * p->ih + y) * p->iw * p->src_row, !rows++);
+        const int64_t y = first_of(top), rows = last_of(top, p->kernel[0], p->ih) - y;
+        for (int64_t x = 0; rows > 0 && x < pieces; x++)
+            combine_rows(p->sums, room + x * piece, src + (n * p->ih + y) * row_step + x * p->src_row, row_step, rows, piece);
         for (int64_t x = 0; x < p->ow; x++) {
             const int64_t left = x * p->stride[1] - p->pad[1], pixel = row * p->ow + x;
+            const int64_t k = first_of(left), columns = rows > 0 ? last_of(left, p->kernel[1], p->iw) - k : 0;
             float *to = dst + pixel * p->dst_row;
-            int columns = 0;
-            for (int64_t k = left < 0 ? 0 : left; rows && k < left + p->kernel[1] && k < p->iw; k++)
-                if (!columns++)
-                    memcpy(to, room + k * p->c, (size_t)p->c * sizeof *to);
-                else
-                    combine(p->sums, to, room + k * p->c, p->c);
-            for (int64_t i = 0; !columns && i < p->c; i++)
+            if (columns > 0)
+                combine_rows(p->sums, to, room + k * c, c, columns, c);
+            for (int64_t i = 0; columns <= 0 && i < c; i++)
                 to[i] = nothing;
             apply_all(chain, to, to, pixel);
         }
