@@ -21,6 +21,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -100,7 +101,14 @@ RATIOS = (
     ),
     Ratio("recording", ("recording_ratio",), "a step that is recorded", "one that is not", 1.02),
 )
-ARGUMENTS = {"train_step": ("--torch-python", sys.executable)}
+ARGUMENTS = {
+    "poptorch_step": ("--rounds", "3"),
+    "train_step": ("--torch-python", sys.executable, "--rounds", "4"),
+    "onnx_inference": ("--repeats", "4"),
+    "pipeline": ("--rounds", "3"),
+    "data_loader_start": ("--workers", "8", "--rounds", "5"),
+}
+"""Fewer turns than a script takes by itself, and only what is shown: this page repeats the scripts."""
 
 
 def main() -> int:
@@ -141,14 +149,21 @@ def repeated(wanted: Sequence[Ratio], repeats: int, *, smaller: bool) -> dict[st
     """The record of several runs."""
     load = os.getloadavg()[0]
     values: dict[str, list[float]] = {}
+    seconds: dict[str, float] = {}
     for _ in range(repeats):
-        for name, value in measured(wanted, smaller=smaller).items():
+        for name, value in measured(wanted, smaller=smaller, seconds=seconds).items():
             values.setdefault(name, []).append(value)
-    return {"host": host(), "load_before": load, "ratios": values}
+    took = {script: round(total / repeats, 1) for script, total in seconds.items()}
+    return {"host": host(), "load_before": load, "seconds_of_a_run": took, "ratios": values}
 
 
-def measured(wanted: Iterable[Ratio], *, smaller: bool = False) -> dict[str, float]:
-    """Run each script once that measures any of these; figures by name. Raises SystemExit if a script fails."""
+def measured(
+    wanted: Iterable[Ratio], *, smaller: bool = False, seconds: dict[str, float] | None = None
+) -> dict[str, float]:
+    """Run each script once that measures any of these; figures by name. Raises SystemExit if a script fails.
+
+    What each took is added to ``seconds``, and said.
+    """
     wanted = list(wanted)
     values: dict[str, float] = {}
     for script in dict.fromkeys(ratio.script for ratio in wanted):
@@ -157,12 +172,17 @@ def measured(wanted: Iterable[Ratio], *, smaller: bool = False) -> dict[str, flo
             path = Path(__file__).parent / f"{script}.py"
             short = ("--short",) if smaller else ()
             words = [sys.executable, str(path), "--json", str(file), *ARGUMENTS.get(script, ()), *short]
+            started = time.monotonic()
             done = subprocess.run(
                 words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
             )
             if done.returncode:
                 raise SystemExit(f"{' '.join(words)} ended with exit code {done.returncode}:\n{done.stdout}")
             document = json.loads(file.read_text(encoding="utf-8"))
+        took = time.monotonic() - started
+        print(f"{script}: {took:.0f} s", file=sys.stderr, flush=True)
+        if seconds is not None:
+            seconds[script] = seconds.get(script, 0.0) + took
         for ratio in wanted:
             value = ratio.value(document) if ratio.script == script else None
             if value is not None:
@@ -219,6 +239,8 @@ def page(record: Mapping[str, Any], picture_name: str) -> str:
     """The page of the guide."""
     runs = max(len(values) for values in record["ratios"].values())
     load = f"; load before: {record['load_before']:.1f}" if "load_before" in record else ""
+    took = sum(record.get("seconds_of_a_run", {}).values())
+    took_words = f" A run takes {took:.0f} s." if took else ""
     return "\n".join(
         (
             "# Side by side",
@@ -227,7 +249,7 @@ def page(record: Mapping[str, Any], picture_name: str) -> str:
             "faster. Written by `python benchmarks/summary.py --json benchmarks/data/side-by-side.json --markdown",
             "docs/side-by-side.md`; [Benchmarks](benchmarks.md) says how each figure is measured and where time goes.",
             "",
-            f"Runs: up to {runs}. Host: {record['host']}{load}.",
+            f"Runs: up to {runs}. Host: {record['host']}{load}.{took_words}",
             "",
             f"![Ratios with their spread](pictures/{picture_name})",
             "",
