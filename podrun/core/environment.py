@@ -68,7 +68,7 @@ VARIABLES: Mapping[str, str] = {
     CACHE_DIR: "Directory of everything that podrun caches: compiled programs and tile plans.",
     PODRUN_CHECK_REPLICAS: "After how many batches replicas compare weights; `podrun --check-replicas` sets it.",
     PODRUN_COMMAND: "Set by `podrun profile`: the command, which reports show.",
-    PODRUN_CONVOLUTIONS: "`xla` computes convolutions with XLA alone, slower, instead of oneDNN.",
+    PODRUN_CONVOLUTIONS: "`xla` computes convolutions and products with XLA alone, slower, instead of oneDNN.",
     "PODRUN_CUSTOM_OPS": "Python files, separated by colons, that register operators of your own.",
     PODRUN_FAULTS: "Faults of the emulated machines of a script that runs without `podrun`, as `--fault` takes them.",
     PODRUN_FIRST_IPU: "Set by `podrun`: the first IPU of the launch in a partition that it shares with others.",

@@ -50,6 +50,7 @@ USES = (
     PrivateUse(
         "jaxlib.mlir.dialects.stablehlo.ConvDimensionNumbers", "the axes of a convolution", _CONVOLUTIONS
     ),
+    PrivateUse("jaxlib.mlir.dialects.stablehlo.DotDimensionNumbers", "the axes of a product", _CONVOLUTIONS),
     PrivateUse(
         "jax._src.config.persistent_cache_min_compile_time_secs",
         "writes pieces to XLA's cache however fast they compile, and nothing else",
@@ -188,6 +189,14 @@ def convolution_axes(numbers: object) -> tuple[tuple[int, ...], tuple[int, ...],
         ),
         (at.output_batch_dimension, *at.output_spatial_dimensions, at.output_feature_dimension),
     )
+
+
+def product_axes(numbers: object) -> tuple[bool, tuple[int, ...], tuple[int, ...]]:
+    """Of a StableHLO product's ``dot_dimension_numbers``: whether it has batch axes, and the axes of the left and right
+    operands that it sums over."""
+    at = _need("jaxlib.mlir.dialects.stablehlo.DotDimensionNumbers")(numbers)
+    left, right = at.lhs_contracting_dimensions, at.rhs_contracting_dimensions
+    return bool(at.lhs_batching_dimensions), tuple(left), tuple(right)
 
 
 def aliased_outputs(lowered: Lowered) -> dict[int, int]:

@@ -4,7 +4,8 @@
 
 A write just beyond a buffer mostly hits memory of nobody's, and the process dies of it later, or never. Here operands,
 result and scratch memory each end where such a page begins, or start where one ends. ``ONEDNN_MAX_CPU_ISA=AVX2`` makes
-another instruction set of this host's. Numbers are not compared: `tests.stress.convolutions` does that.
+another instruction set of this host's. With each convolution goes a random product, whose numbers are compared;
+`tests.stress.convolutions` compares those of convolutions.
 """
 
 from __future__ import annotations
@@ -136,6 +137,7 @@ class GuardedMemory:
 
     def __init__(self, elements: int) -> None:
         page = mmap.PAGESIZE
+        self.elements = elements
         self._room = -(-elements * 4 // page) * page
         self._map = mmap.mmap(-1, self._room + 2 * page)
         base = np.frombuffer(self._map, np.uint8).ctypes.data
@@ -187,6 +189,60 @@ def _run_packed(module: Any, chosen: GuardedCase, memory: list[GuardedMemory]) -
     module.compute(numbers, tuple(arrays[:-1]), arrays[-1])
 
 
+SIDES = (
+    16,
+    17,
+    19,
+    23,
+    31,
+    32,
+    33,
+    47,
+    48,
+    63,
+    64,
+    65,
+    96,
+    97,
+    127,
+    128,
+    129,
+    160,
+    200,
+    255,
+    256,
+    300,
+    384,
+    512,
+)
+
+
+def guarded_product(module: Any, seed: int, number: int, memory: list[GuardedMemory]) -> None:
+    """A random product of integers, whose sums are exact, with its buffers at both ends of the memory.
+
+    Raises AssertionError if a number is wrong.
+    """
+    dice = random.Random(f"product:{seed}:{number}")
+    rows, columns, terms = (dice.choice(SIDES) for _ in range(3))
+    left_turned, right_turned, adds, parts = (*(dice.randint(0, 1) for _ in range(3)), dice.choice((1, 2)))
+    sizes = (rows * terms, terms * columns, rows * columns, rows * columns)
+    if max(sizes) > memory[0].elements:
+        return
+    numbers = [left_turned, right_turned, rows, columns, terms, adds, 0, parts]
+    for at_end in (False, True):
+        left, right, added, result = (m.array(n, at_end) for m, n in zip(memory, sizes, strict=True))
+        left[:], right[:], added[:] = np.arange(left.size) % 7 - 3, np.arange(right.size) % 5 - 2, 1
+        a = left.reshape(terms, rows).T if left_turned else left.reshape(rows, terms)
+        b = right.reshape(columns, terms).T if right_turned else right.reshape(terms, columns)
+        expected = (a.astype(np.float64) @ b + adds).reshape(-1)
+        operands = (left, right, added) if adds else (left, right)
+        module.multiply(numbers, operands, result)
+        assert np.array_equal(result, expected), (seed, number, numbers)
+        if adds:
+            module.multiply(numbers, operands, added)
+            assert np.array_equal(added, expected), (seed, number, numbers)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", type=int, default=1000)
@@ -224,6 +280,7 @@ def _here(seed: int, numbers: range) -> int:
     for number in numbers:
         print(number, end=" ", flush=True)
         print(run(module, guarded_case(seed, number), memory), flush=True)
+        guarded_product(module, seed, number, memory)
     return 0
 
 

@@ -31,6 +31,7 @@ import numpy as np
 
 from podrun.core.environment import PODRUN_CONVOLUTIONS, environment
 from podrun.core.errors import UsageError
+from podrun.device.xla.matrix_products import PRODUCT_TARGET, FloatArray, check_products
 from podrun.private_apis.jax import convolutions_problem
 
 LEAST_PRODUCTS = 1 << 16
@@ -236,8 +237,8 @@ TARGET = "podrun_convolution"
 """The name of the call in a program."""
 NETWORK_TARGET = "podrun_network"
 """The name of the call of a chain of layers (`podrun.device.xla.networks`)."""
-FORM = 2
-"""The form of the call's numbers. Programs that were compiled with another form are compiled again."""
+FORM = 3
+"""The form of the numbers of all calls. Programs that were compiled with another form are compiled again."""
 SHUFFLE = -2
 """Which of a call's numbers says that channels are shuffled: as a matrix of so many rows they are stored transposed."""
 PACKAGE, LIBRARY = "onednn-cpu-gomp", "libdnnl.so.3"
@@ -281,7 +282,8 @@ def _started() -> bool:
         _start()
     except Exception as error:  # whatever a file, a library or another jaxlib can do
         _log.warning(
-            "convolutions are XLA's own and slower (twice as long or more, in training up to forty times): %s. "
+            "convolutions and products are XLA's own and slower (convolutions twice as long or more, in training up to "
+            "forty times): %s. "
             "To repair it: pip install --force-reinstall podrun %s; to hide this message: export %s=xla.",
             error,
             PACKAGE,
@@ -301,11 +303,13 @@ def _start() -> None:
         raise RuntimeError(f"podrun was installed without its C module ({error})") from error
     module.load(_path())
     check_convolutions(module.compute)
+    check_products(module.multiply)
     import jax
 
     jax.ffi.register_ffi_target(TARGET, module.handler(), platform="cpu")
     if hasattr(module, "network_handler"):
         jax.ffi.register_ffi_target(NETWORK_TARGET, module.network_handler(), platform="cpu")
+    jax.ffi.register_ffi_target(PRODUCT_TARGET, module.product_handler(), platform="cpu")
 
 
 def _path() -> str:
@@ -330,9 +334,6 @@ def algorithms(numbers: list[int]) -> str:
     except ValueError:
         return ""
     return "" if "ref" in names else names
-
-
-FloatArray = np.ndarray[Any, np.dtype[np.float32]]
 
 
 def check_convolutions(

@@ -6,7 +6,7 @@ memory and another task for XLA's threads, which slows small networks at batch 1
 
 What all rewrites of StableHLO use is here too: `nested` yields the operations of a program at any depth, `inline`
 replaces calls by the called functions, `producer` finds the operation that defines a value, and
-`create_operation` makes one.
+`create_operation` and `library_call` make one.
 """
 
 from __future__ import annotations
@@ -240,3 +240,41 @@ def create_operation(
         f"stablehlo.{name}", results=[kind], operands=list(operands), attributes=attributes
     )
     return operation.results[0]
+
+
+def library_call(
+    ir: ModuleType,
+    target: str,
+    numbers: Sequence[int],
+    operands: Sequence[Any],
+    kind: MlirType,
+    overwritten: int | None = None,
+) -> Any:
+    """The result, of type ``kind``, of a custom call through XLA's foreign function interface, where MLIR inserts now.
+
+    All arrays are in row-major order. ``overwritten``: the operand in whose memory the result lies.
+    """
+    attributes = {
+        "call_target_name": ir.StringAttr.get(target),
+        "has_side_effect": ir.BoolAttr.get(False),
+        "api_version": ir.IntegerAttr.get(ir.IntegerType.get_signless(32), 4),
+        "backend_config": ir.DictAttr.get({"numbers": ir.DenseI64ArrayAttr.get(list(numbers))}),
+        "operand_layouts": ir.ArrayAttr.get([_row_by_row(ir, value.type) for value in operands]),
+        "result_layouts": ir.ArrayAttr.get([_row_by_row(ir, kind)]),
+    }
+    if overwritten is not None:
+        alias = f"output_tuple_indices = [], operand_index = {overwritten}, operand_tuple_indices = []"
+        attributes["output_operand_aliases"] = ir.ArrayAttr.get(
+            [ir.Attribute.parse(f"#stablehlo.output_operand_alias<{alias}>")]
+        )
+    operation = ir.Operation.create(
+        "stablehlo.custom_call", results=[kind], operands=list(operands), attributes=attributes
+    )
+    return operation.results[0]
+
+
+def _row_by_row(ir: ModuleType, kind: MlirType) -> Any:
+    import numpy as np
+
+    order = np.arange(len(kind.shape), dtype=np.int64)[::-1].copy()
+    return ir.DenseIntElementsAttr.get(order, type=ir.IndexType.get())

@@ -37,9 +37,10 @@ from podrun.device.xla.clients import (
     two_thread_device,
     use_one_heap,
 )
-from podrun.device.xla.convolutions import formulation
+from podrun.device.xla.convolutions import available, formulation
 from podrun.device.xla.custom_calls import check_calls, check_operations
 from podrun.device.xla.kept_pieces import KeptPieces, piece_name
+from podrun.device.xla.matrix_products import rewrite_products
 from podrun.device.xla.rewrite import rewrite_convolutions
 from podrun.device.xla.sums import simplify_sums
 from podrun.device.xla.vetting import vetter
@@ -89,6 +90,8 @@ class Piece:
     device: Device | None = None
     kinds: Sequence[tuple[int, np.dtype[Any]]] = ()
     """Elements and dtype of each operand and then of each result."""
+    placed: frozenset[int] = frozenset()
+    """Positions of results that may be written to memory of the caller's (`matrix_products.ResultPlaces`)."""
 
 
 class PieceCache:
@@ -142,12 +145,15 @@ class PieceCache:
         calls = rewrite_convolutions(lowered, WORTH_COMPILING, SHARED_BY if shared else 1)
         if calls:
             simplify_sums(stablehlo(lowered))
+        placed = frozenset(
+            p.place - 1 for p in rewrite_products(lowered, available) if p.place and not shared
+        )
         with self._kept.first_on_host(key):
             call = _compile(lowered, computation.name)
         if shared:
             call = callable_across_clients(call, in_place)
         device = two_thread_device() if shared else one_thread_device()
-        return Piece(computation, call, _shapes(lowered), in_place, device, _kinds(lowered))
+        return Piece(computation, call, _shapes(lowered), in_place, device, _kinds(lowered), placed)
 
     def forget(self) -> None:
         """Keep no piece in memory any more."""

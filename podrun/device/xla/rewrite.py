@@ -23,13 +23,21 @@ from podrun.device.xla.convolutions import (
     available,
     convolution_call,
 )
-from podrun.device.xla.epilogues import Epilogue, create_operation, inline, match, nested, rebuild_walls
+from podrun.device.xla.epilogues import (
+    Epilogue,
+    create_operation,
+    inline,
+    library_call,
+    match,
+    nested,
+    rebuild_walls,
+)
 from podrun.private_apis.jax import convolution_axes, convolutions_problem, mlir, stablehlo
 
 if TYPE_CHECKING:
     from jax.stages import Lowered
 
-    from podrun.private_apis.mlir_types import MlirModule, MlirOperation, MlirType, MlirValue
+    from podrun.private_apis.mlir_types import MlirModule, MlirOperation, MlirValue
 
 __all__ = ["available", "rewrite_convolutions"]
 
@@ -183,10 +191,11 @@ def _replace(ir: ModuleType, site: _Site, parts: tuple[int, int]) -> bool:
         bias, other = epilogue.operands(ir)
         operands = [*_operands(ir, site), *bias, *(_turned(ir, value, site.result) for value in other)]
         if call.kind is Kind.OF_WEIGHTS:
-            result = _call(ir, numbers, operands, kind)
+            result = library_call(ir, TARGET, numbers, operands, kind)
         else:
             shape = [kind.shape[axis] for axis in site.result]
-            result = _call(ir, numbers, operands, ir.RankedTensorType.get(shape, kind.element_type))
+            images = ir.RankedTensorType.get(shape, kind.element_type)
+            result = library_call(ir, TARGET, numbers, operands, images)
             result = _turned(ir, result, tuple(site.result.index(axis) for axis in range(4)))
     epilogue.replace(result)
     return True
@@ -253,27 +262,3 @@ def _cropped(ir: ModuleType, image: MlirValue, call: ConvolutionCall) -> Any:
         limit_indices=limits,
         strides=every,
     )
-
-
-def _call(ir: ModuleType, numbers: list[int], operands: list[Any], kind: MlirType) -> Any:
-    """A custom call through XLA's foreign function interface, with all arrays in row-major order."""
-    layouts = [_row_by_row(ir, value.type) for value in operands]
-    attributes = {
-        "call_target_name": ir.StringAttr.get(TARGET),
-        "has_side_effect": ir.BoolAttr.get(False),
-        "api_version": ir.IntegerAttr.get(ir.IntegerType.get_signless(32), 4),
-        "backend_config": ir.DictAttr.get({"numbers": ir.DenseI64ArrayAttr.get(numbers)}),
-        "operand_layouts": ir.ArrayAttr.get(layouts),
-        "result_layouts": ir.ArrayAttr.get([_row_by_row(ir, kind)]),
-    }
-    operation = ir.Operation.create(
-        "stablehlo.custom_call", results=[kind], operands=operands, attributes=attributes
-    )
-    return operation.results[0]
-
-
-def _row_by_row(ir: ModuleType, kind: MlirType) -> Any:
-    import numpy as np
-
-    order = np.arange(len(kind.shape), dtype=np.int64)[::-1].copy()
-    return ir.DenseIntElementsAttr.get(order, type=ir.IndexType.get())

@@ -49,34 +49,6 @@ arrays_of(const Convolution *c, Manner manner, float *const *operands, float *re
 
 /* --- XLA ----------------------------------------------------------------------------------------------------------- */
 
-static FfiError *
-failed(const FfiCall *call, int code, const char *message)
-{
-    FfiErrorArguments arguments = {sizeof arguments, NULL, message, code};
-    return call->api->error(&arguments);
-}
-
-static FfiError *
-described(const FfiCall *call)
-{
-    FfiExtension *extension = call->extension;
-    if (!extension || extension->type != FFI_METADATA)
-        return NULL;
-    FfiMetadata *metadata = ((FfiMetadataExtension *)extension)->metadata;
-    metadata->version.major = FFI_MAJOR;
-    metadata->version.minor = FFI_MINOR;
-    return NULL;
-}
-
-static int64_t
-elements(const FfiBuffer *buffer)
-{
-    int64_t count = buffer->type == FFI_F32 ? 1 : -1;
-    for (int64_t i = 0; i < buffer->rank; i++)
-        count *= buffer->dims[i];
-    return count;
-}
-
 /* The handler of the call `podrun_convolution`, whose attribute `numbers` says which. */
 static FfiError *
 handle(FfiCall *call)
@@ -360,6 +332,8 @@ static PyMethodDef functions[] = {
     {NULL, NULL, 0, NULL},
 };
 
+extern PyMethodDef product_functions[]; /* product_calls.c */
+
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT,
     .m_name = "podrun.device.xla._onednn",
@@ -371,5 +345,8 @@ static struct PyModuleDef definition = {
 PyMODINIT_FUNC
 PyInit__onednn(void)
 {
-    return PyModule_Create(&definition);
+    PyObject *made = PyModule_Create(&definition);
+    if (made && PyModule_AddFunctions(made, product_functions))
+        Py_CLEAR(made);
+    return made;
 }

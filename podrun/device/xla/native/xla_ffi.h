@@ -102,4 +102,34 @@ typedef struct {
     FfiAttributes attributes;
 } FfiCall;
 
+/* What all handlers do: give an error, answer XLA's question for their version, count a buffer's elements of float32 (-1 and
+   less: it has others). */
+static inline FfiError *
+failed(const FfiCall *call, int code, const char *message)
+{
+    FfiErrorArguments arguments = {sizeof arguments, NULL, message, code};
+    return call->api->error(&arguments);
+}
+
+static inline FfiError *
+described(const FfiCall *call)
+{
+    FfiExtension *extension = call->extension;
+    if (!extension || extension->type != FFI_METADATA)
+        return NULL;
+    FfiMetadata *metadata = ((FfiMetadataExtension *)extension)->metadata;
+    metadata->version.major = FFI_MAJOR;
+    metadata->version.minor = FFI_MINOR;
+    return NULL;
+}
+
+static inline int64_t
+elements(const FfiBuffer *buffer)
+{
+    int64_t count = buffer->type == FFI_F32 ? 1 : -1;
+    for (int64_t i = 0; i < buffer->rank; i++)
+        count *= buffer->dims[i];
+    return count;
+}
+
 #endif

@@ -1,0 +1,112 @@
+/* Divides a product into parts and computes them. See product.h. */
+
+#define _GNU_SOURCE
+#include "product.h"
+
+#include <sched.h>
+#include <string.h>
+
+#include "library.h"
+#include "plans.h"
+#include "workers.h"
+
+enum { MOST_PARTS = 2, VECTOR = 16 };
+
+typedef struct {
+    Product p;
+    const float *left, *right;
+    float *result;
+    int64_t left_row, right_row, row; /* elements between neighbouring rows in memory */
+    int status;
+} Part;
+
+static void
+run_part(void *what, int i)
+{
+    Part *part = (Part *)what + i;
+    const Product *p = &part->p;
+    const Before before = plan_enter();
+    part->status = onednn.dnnl_sgemm(p->left_turned ? 'T' : 'N', p->right_turned ? 'T' : 'N', p->m, p->n, p->k, 1.0f,
+                                     part->left, part->left_row, part->right, part->right_row, p->adds ? 1.0f : 0.0f,
+                                     part->result, part->row);
+    plan_leave(before);
+}
+
+static void
+run_all(void *what, int unused)
+{
+    for (int i = 0; i < MOST_PARTS; i++)
+        run_part(what, i);
+}
+
+/* Halves of the result's rows, or of its columns where the rows of the right operand are: the library reads each part of
+   it once. */
+static int
+divide(Part *parts)
+{
+    const int columns = parts[0].p.right_turned != 0;
+    const int64_t all = columns ? parts[0].p.n : parts[0].p.m, at = (all / 2 + VECTOR - 1) / VECTOR * VECTOR;
+    if (at < 1 || at >= all)
+        return 1;
+    parts[1] = parts[0];
+    if (columns) {
+        parts[0].p.n = at, parts[1].p.n = all - at;
+        parts[1].right += at * parts[0].right_row;
+        parts[1].result += at;
+    } else {
+        parts[0].p.m = at, parts[1].p.m = all - at;
+        parts[1].left += parts[0].p.left_turned ? at : at * parts[0].left_row;
+        parts[1].result += at * parts[0].row;
+    }
+    return 2;
+}
+
+/* Whether this thread keeps to one core, because every other core has work of its own. */
+static int
+keeps_to_one_core(void)
+{
+    cpu_set_t own;
+    return !sched_getaffinity(0, sizeof own, &own) && CPU_COUNT(&own) == 1;
+}
+
+const char *
+product_compute(const Product *p, const float *left, const float *right, const float *addend, float *result, int wanted)
+{
+    Part parts[MOST_PARTS] = {{.p = *p, .left = left, .right = right, .result = result}};
+    parts[0].left_row = p->left_turned ? p->m : p->k;
+    parts[0].right_row = p->right_turned ? p->k : p->n;
+    parts[0].row = p->n;
+    if (p->adds && addend != result)
+        memcpy(result, addend, (size_t)(p->m * p->n) * sizeof(float));
+    const int count = wanted > 1 ? divide(parts) : 1;
+    if (count > 1 && keeps_to_one_core())
+        workers_run(run_all, parts, 1);
+    else
+        workers_run(run_part, parts, count);
+    for (int i = 0; i < count; i++)
+        if (parts[i].status)
+            return "the library computes no such product";
+    return NULL;
+}
+
+static __thread const Places *given;
+static __thread uint64_t filled;
+
+uint64_t
+places_give(const Places *places)
+{
+    const uint64_t before = filled;
+    given = places;
+    filled = 0;
+    return before;
+}
+
+float *
+place_of(const Product *p, float *result)
+{
+    const int at = (int)p->place;
+    if (!at || !given || !given->memory[at] || given->elements[at] != p->m * p->n)
+        return result;
+    filled |= (uint64_t)1 << at;
+    return given->memory[at];
+}

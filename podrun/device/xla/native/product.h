@@ -1,0 +1,35 @@
+/* A product of two matrices, row by row in memory: `left [m, k]` times `right [k, n]`, float32. */
+
+#ifndef PODRUN_PRODUCT_H
+#define PODRUN_PRODUCT_H
+
+#include <stdint.h>
+
+typedef struct {
+    int64_t left_turned, right_turned; /* the operand lies as [k, m], as [n, k] */
+    int64_t m, n, k;
+    int64_t adds; /* the product is added to a matrix */
+    int64_t place; /* the place that takes the result, if the calling thread has given it; 0: none has */
+} Product;
+
+/* Memory for results, by the number of their place from 1 on, which is filled in place of what XLA gives. */
+enum { MOST_PLACES = 63 };
+typedef struct {
+    float *memory[MOST_PLACES + 1];
+    int64_t elements[MOST_PLACES + 1];
+} Places;
+
+/* Give the calling thread's products these places from now on; NULL: none. Gives which were filled since the last call, a
+   bit for each. */
+uint64_t places_give(const Places *places);
+
+/* Where the result of a product goes, which XLA would have in `result`: said to be filled if that is a place. */
+float *place_of(const Product *p, float *result);
+
+/* Compute it in so many parts. `addend`: what it is added to, NULL for none; it may be `result`. NULL, or what is wrong.
+   The parts follow from the product alone, and so do the bits. No other thread helps one that keeps to a core: machines
+   do so where every core has a machine. */
+const char *product_compute(const Product *p, const float *left, const float *right, const float *addend, float *result,
+                            int parts);
+
+#endif

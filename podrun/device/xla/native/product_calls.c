@@ -1,0 +1,181 @@
+/* Products for XLA and for Python: the handler of the call `podrun_product`, and functions of the module. */
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "product.h"
+#include "xla_ffi.h"
+
+enum { PRODUCT_NUMBERS = 8, OPERANDS = 4 };
+
+/* A product from its numbers: its fields, and the parts. */
+static int
+decode_product(const int64_t *numbers, size_t count, Product *p, int *parts)
+{
+    if (count != PRODUCT_NUMBERS)
+        return -1;
+    for (int i = 0; i < PRODUCT_NUMBERS; i++)
+        if (numbers[i] < 0 || numbers[i] > INT32_MAX)
+            return -1;
+    memcpy(p, numbers, sizeof *p);
+    *parts = (int)numbers[PRODUCT_NUMBERS - 1];
+    return p->m && p->n && p->k && p->left_turned < 2 && p->right_turned < 2 && p->adds < 2 && p->place <= MOST_PLACES
+               ? 0 : -1;
+}
+
+/* Elements of the operands, in order, and last of the result. Gives how many operands there are. */
+static int
+sizes_of_product(const Product *p, int64_t *sizes)
+{
+    const int count = p->adds ? 3 : 2;
+    sizes[0] = p->m * p->k;
+    sizes[1] = p->k * p->n;
+    sizes[2] = sizes[count] = p->m * p->n;
+    return count;
+}
+
+/* The handler of the call `podrun_product`. */
+static FfiError *
+handle_product(FfiCall *call)
+{
+    if (call->extension)
+        return described(call);
+    const FfiAttributes *attributes = &call->attributes;
+    const FfiArray *numbers = attributes->count == 1 ? attributes->values[0] : NULL;
+    Product p;
+    int parts;
+    if (!numbers || attributes->kinds[0] != FFI_ARRAY || numbers->type != FFI_S64 ||
+        decode_product(numbers->data, numbers->length, &p, &parts))
+        return failed(call, FFI_INVALID, "podrun_product: its numbers describe no product");
+    int64_t sizes[OPERANDS];
+    const float *operands[OPERANDS] = {0};
+    const int count = sizes_of_product(&p, sizes);
+    if (call->arguments.count != count || call->results.count != 1)
+        return failed(call, FFI_INVALID, "podrun_product: another number of operands than its numbers say");
+    for (int i = 0; i <= count; i++) {
+        const FfiBuffer *buffer = i < count ? call->arguments.values[i] : call->results.values[0];
+        if (elements(buffer) != sizes[i])
+            return failed(call, FFI_INVALID, "podrun_product: an operand or result of another size than its numbers say");
+        operands[i] = buffer->data;
+    }
+    float *result = place_of(&p, (float *)operands[count]);
+    const char *error = product_compute(&p, operands[0], operands[1], p.adds ? operands[2] : NULL, result, parts);
+    return error ? failed(call, FFI_INTERNAL, error) : NULL;
+}
+
+/* --- Python -------------------------------------------------------------------------------------------------------- */
+
+/* The integers of a sequence, of which `most` have room; gives how many there are, or -1 with an exception. */
+static Py_ssize_t
+numbers_of(PyObject *from, int64_t *numbers, Py_ssize_t most)
+{
+    PyObject *items = PySequence_Fast(from, "a call is a sequence of integers");
+    if (!items)
+        return -1;
+    const Py_ssize_t count = PySequence_Fast_GET_SIZE(items);
+    for (Py_ssize_t i = 0; i < count && i < most; i++)
+        numbers[i] = PyLong_AsLongLong(PySequence_Fast_GET_ITEM(items, i));
+    Py_DECREF(items);
+    return PyErr_Occurred() ? -1 : count;
+}
+
+static PyObject *
+product_handler(PyObject *module, PyObject *unused)
+{
+    return PyCapsule_New((void *)handle_product, NULL, NULL);
+}
+
+static PyObject *
+multiply(PyObject *module, PyObject *args)
+{
+    PyObject *from, *given, *into;
+    int64_t numbers[PRODUCT_NUMBERS], sizes[OPERANDS];
+    Product p;
+    int parts, held = 0;
+    Py_buffer views[OPERANDS];
+    float *operands[OPERANDS] = {0};
+    if (!PyArg_ParseTuple(args, "OO!O", &from, &PyTuple_Type, &given, &into))
+        return NULL;
+    const Py_ssize_t told = numbers_of(from, numbers, PRODUCT_NUMBERS);
+    if (told < 0)
+        return NULL;
+    if (decode_product(numbers, (size_t)told, &p, &parts))
+        return PyErr_Format(PyExc_ValueError, "these numbers describe no product");
+    const int count = sizes_of_product(&p, sizes);
+    const char *error = "another number of operands, or of their elements, than the numbers say";
+    int fits = PyTuple_GET_SIZE(given) == count;
+    for (; fits && held <= count; held++) {
+        PyObject *source = held < count ? PyTuple_GET_ITEM(given, held) : into;
+        if (PyObject_GetBuffer(source, &views[held], held < count ? PyBUF_SIMPLE : PyBUF_WRITABLE))
+            break;
+        fits = views[held].len == sizes[held] * (Py_ssize_t)sizeof(float);
+        operands[held] = views[held].buf;
+    }
+    if (fits && held > count) {
+        Py_BEGIN_ALLOW_THREADS
+        error = product_compute(&p, operands[0], operands[1], p.adds ? operands[2] : NULL, operands[count], parts);
+        Py_END_ALLOW_THREADS
+    }
+    while (held)
+        PyBuffer_Release(&views[--held]);
+    if (error && !PyErr_Occurred())
+        PyErr_SetString(PyExc_ValueError, error);
+    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+}
+
+/* Places and the memory behind them, of a capsule. */
+typedef struct {
+    Places places;
+    Py_buffer views[MOST_PLACES + 1];
+} Held;
+static const char HELD[] = "podrun.places";
+
+static void
+release(PyObject *capsule)
+{
+    Held *held = PyCapsule_GetPointer(capsule, HELD);
+    for (int i = 0; held && i <= MOST_PLACES; i++)
+        if (held->views[i].obj)
+            PyBuffer_Release(&held->views[i]);
+    free(held);
+}
+
+static PyObject *
+places(PyObject *module, PyObject *memory)
+{
+    if (!PyDict_Check(memory))
+        return PyErr_Format(PyExc_TypeError, "places are a dictionary of memory by number");
+    Held *held = calloc(1, sizeof *held);
+    PyObject *capsule = held ? PyCapsule_New(held, HELD, release) : PyErr_NoMemory(), *key, *value;
+    if (!capsule)
+        free(held);
+    for (Py_ssize_t at = 0; capsule && PyDict_Next(memory, &at, &key, &value);) {
+        const long i = PyLong_AsLong(key);
+        if (!PyErr_Occurred() && (i < 1 || i > MOST_PLACES))
+            PyErr_SetString(PyExc_ValueError, "there is no place of that number");
+        if (PyErr_Occurred() || PyObject_GetBuffer(value, &held->views[i], PyBUF_WRITABLE)) {
+            Py_CLEAR(capsule);
+            break;
+        }
+        held->places.memory[i] = held->views[i].buf;
+        held->places.elements[i] = held->views[i].len / (Py_ssize_t)sizeof(float);
+    }
+    return capsule;
+}
+
+static PyObject *
+give_places(PyObject *module, PyObject *capsule)
+{
+    Held *held = capsule == Py_None ? NULL : PyCapsule_GetPointer(capsule, HELD);
+    return PyErr_Occurred() ? NULL : PyLong_FromUnsignedLongLong(places_give(held ? &held->places : NULL));
+}
+
+PyMethodDef product_functions[] = {
+    {"product_handler", product_handler, METH_NOARGS, PyDoc_STR("The handler of XLA's calls of products.")},
+    {"multiply", multiply, METH_VARARGS, PyDoc_STR("multiply(numbers, operands, result): one product on buffers of float32.")},
+    {"places", places, METH_O, PyDoc_STR("Memory for results of products, by the number of their place.")},
+    {"give_places", give_places, METH_O, PyDoc_STR("Give this thread's products places, None for none; a bit for each that was filled since the last call.")},
+    {NULL, NULL, 0, NULL},
+};

@@ -1,0 +1,305 @@
+"""Products as calls of oneDNN: the numbers of float64, the same bits whoever helps, results in given memory."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from podrun.device.program.xla_memory import Operands, aligned_empty
+from podrun.device.xla import convolutions
+from podrun.device.xla.clients import one_thread_device, own_settings
+from podrun.device.xla.matrix_products import (
+    ProductCall,
+    ResultPlaces,
+    check_products,
+    rewrite_products,
+)
+from podrun.device.xla.pieces import PieceCache
+from tests.stress.guarded import GuardedMemory, guarded_product
+
+from .programs import computation
+
+native: Any = importlib.import_module("podrun.device.xla._onednn") if convolutions.available() else None
+pytestmark = pytest.mark.skipif(native is None, reason="podrun's C module is not built")
+M, N, K = 160, 176, 208
+
+
+def normal(*shapes: tuple[int, ...]) -> list[np.ndarray[Any, np.dtype[np.float32]]]:
+    generator = np.random.default_rng(5)
+    return [generator.standard_normal(shape).astype(np.float32) for shape in shapes]
+
+
+def lower(function: Callable[..., Any], *arrays: object) -> Any:
+    """A lowered function of its own: JAX keeps those of a function, and rewriting changes them."""
+    return jax.jit(lambda *a: function(*a)).lower(*arrays)
+
+
+@dataclass(frozen=True)
+class Form:
+    """A function of arrays of these shapes with one product, and the call it becomes."""
+
+    function: Callable[..., Any]
+    shapes: tuple[tuple[int, ...], ...]
+    call: ProductCall
+
+
+FORMS = {
+    "plain": Form(jnp.dot, ((M, K), (K, N)), ProductCall(M, N, K, place=1)),
+    "by rows": Form(
+        lambda x, y: lax.dot_general(x, y, (((0,), (0,)), ((), ()))),
+        ((K, M), (K, N)),
+        ProductCall(M, N, K, left_turned=True, place=1),
+    ),
+    "several axes": Form(
+        lambda x, w: lax.dot_general(x, w, (((2,), (1,)), ((), ()))),
+        ((4, M // 4, K), (N, K)),
+        ProductCall(M, N, K, right_turned=True, place=1),
+    ),
+    "several sums": Form(
+        lambda x, y: lax.dot_general(x, y, (((0, 1), (0, 1)), ((), ()))),
+        ((4, K // 4, M), (4, K // 4, N)),
+        ProductCall(M, N, K, left_turned=True, place=1),
+    ),
+    "transposed result": Form(
+        lambda x, y: lax.dot_general(y, x, (((0,), (0,)), ((), ()))).T,
+        ((K, M), (K, N)),
+        ProductCall(M, N, K, left_turned=True, place=1),
+    ),
+    "transposed operands": Form(
+        lambda x, y: jnp.dot(x.T, y.T), ((K, M), (N, K)), ProductCall(M, N, K, True, True, place=1)
+    ),
+    "added": Form(
+        lambda total, x, y: total + jnp.dot(x, y), ((M, N), (M, K), (K, N)), ProductCall(M, N, K, adds=True)
+    ),
+    "transposed and added": Form(
+        lambda total, x, y: lax.dot_general(y, x, (((0,), (0,)), ((), ()))).T + total,
+        ((M, N), (K, M), (K, N)),
+        ProductCall(M, N, K, left_turned=True, adds=True),
+    ),
+    "read by others": Form(
+        lambda x, y: jnp.maximum(jnp.dot(x, y), 0) + 1, ((M, K), (K, N)), ProductCall(M, N, K)
+    ),
+}
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_a_product_is_one_call_and_has_the_numbers_of_float64(form: Form) -> None:
+    arrays = normal(*form.shapes)
+    lowered = lower(form.function, *arrays)
+    assert rewrite_products(lowered, lambda: True) == [form.call]
+    text = lowered.as_text()
+    assert "dot_general" not in text
+    assert "stablehlo.transpose" not in text
+    with jax.enable_x64(True):
+        expected = form.function(*(jnp.asarray(a, jnp.float64) for a in arrays))
+    np.testing.assert_allclose(lowered.compile()(*arrays), expected, rtol=2e-5, atol=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes"),
+    [
+        (jnp.dot, ((8, K), (K, 4096))),
+        (jnp.dot, ((32, 32), (32, 32))),
+        (jnp.matmul, ((4, M, K), (4, K, N))),
+        (lambda x, y: lax.dot_general(x, y, (((1,), (0,)), ((), ()))), ((M, K, 2), (K, N))),
+        (lambda x, y: jnp.dot(x.astype(jnp.float16), y.astype(jnp.float16)), ((M, K), (K, N))),
+    ],
+)
+def test_what_is_no_large_product_of_two_matrices_stays(
+    function: Callable[..., Any], shapes: tuple[tuple[int, ...], ...]
+) -> None:
+    lowered = lower(function, *normal(*shapes))
+    assert rewrite_products(lowered, lambda: pytest.fail("it asked for the library")) == []
+    assert "dot_general" in lowered.as_text()
+
+
+def test_without_the_library_products_stay() -> None:
+    lowered = lower(jnp.dot, *normal((M, K), (K, N)))
+    assert rewrite_products(lowered, lambda: False) == []
+    assert "dot_general" in lowered.as_text()
+
+
+def test_matrix_products_in_loops_and_called_functions_are_replaced() -> None:
+    square = jax.jit(lambda x: jnp.dot(x, x))
+
+    def function(x: Any) -> Any:
+        return lax.fori_loop(0, 3, lambda i, y: jnp.tanh(jnp.dot(y, y)), square(x))
+
+    (x,) = normal((192, 192))
+    lowered = lower(function, x)
+    assert len(rewrite_products(lowered, lambda: True)) == 2
+    np.testing.assert_allclose(lowered.compile()(x), jax.jit(function)(x), rtol=1e-3, atol=1e-3)
+
+
+def test_an_accumulator_that_others_read_is_not_overwritten() -> None:
+    total, x, y = normal((M, N), (M, K), (K, N))
+
+    def function(total: Any, x: Any, y: Any) -> Any:
+        return total + jnp.dot(x, y), total * 2
+
+    lowered = lower(function, total, x, y)
+    assert rewrite_products(lowered, lambda: True) == [ProductCall(M, N, K)]
+    for got, want in zip(lowered.compile()(total, x, y), function(total, x, y), strict=True):
+        np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-4)
+
+
+def test_a_gradient_is_added_where_its_accumulator_lies(pieces: PieceCache) -> None:
+    shapes = {"g": ((M, N), "float32"), "x": ((M, K), "float32"), "y": ((K, N), "float32")}
+    adds = computation("adds", lambda g, x, y: (g + jnp.dot(x, y),), shapes, ("g",))
+    piece = pieces.piece(adds, (), {0: 0})
+    total, x, y = normal((M, N), (M, K), (K, N))
+    with own_settings(), jax.default_device(one_thread_device()):
+        accumulator = jnp.array(total, copy=True)
+        address = accumulator.unsafe_buffer_pointer()
+        (result,) = piece.call(accumulator, x, y)
+    assert result.unsafe_buffer_pointer() == address
+    np.testing.assert_allclose(result, total + x @ y, rtol=2e-5, atol=2e-4)
+
+
+@pytest.mark.parametrize("form", [(0, 0, 0), (1, 0, 1), (0, 1, 0), (1, 1, 1)])
+def test_bits_do_not_depend_on_who_computes_the_halves(form: tuple[int, int, int]) -> None:
+    """A thread that keeps to one core computes both halves; another one may have help, and several compete for it."""
+    left_turned, right_turned, adds = form
+    call = ProductCall(333, 301, 257, bool(left_turned), bool(right_turned), bool(adds))
+    numbers = call.numbers()
+    assert numbers[-1] == 2
+    operands = tuple(normal((333 * 257,), (301 * 257,), (333 * 301,))[: 2 + adds])
+
+    def alone(pinned: bool) -> bytes:
+        before = os.sched_getaffinity(0)
+        if pinned:
+            os.sched_setaffinity(0, {min(before)})
+        try:
+            result = np.empty(333 * 301, np.float32)
+            native.multiply(numbers, operands, result)
+        finally:
+            os.sched_setaffinity(0, before)
+        return result.tobytes()
+
+    expected = alone(pinned=True)
+    with ThreadPoolExecutor(3) as threads:
+        assert set(threads.map(alone, [False] * 6)) == {expected}
+
+
+def test_the_check_finds_a_wrong_product() -> None:
+    check_products(native.multiply)
+
+    def wrong(numbers: Any, operands: Any, result: Any) -> None:
+        native.multiply(numbers, operands, result)
+        result[-1, -1] += 1
+
+    with pytest.raises(RuntimeError, match="wrong products"):
+        check_products(wrong)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "sizes"),
+    [
+        ([0, 0, 2, 3, 4, 0, 1], (8, 12, 6)),
+        ([0, 0, 2, 3, 0, 0, 0, 1], (0, 0, 6)),
+        ([2, 0, 2, 3, 4, 0, 0, 1], (8, 12, 6)),
+        ([0, 0, 2, 3, 4, 0, 64, 1], (8, 12, 6)),
+        ([0, 0, 2, 3, 4, 0, -1, 1], (8, 12, 6)),
+        ([0, 0, 2, 3, 4, 0, 0, 1], (8, 11, 6)),
+        ([0, 0, 2, 3, 4, 1, 0, 1], (8, 12, 6)),
+    ],
+)
+def test_numbers_and_memory_have_to_fit(numbers: list[int], sizes: tuple[int, ...]) -> None:
+    *operands, result = (np.zeros(size, np.float32) for size in sizes)
+    with pytest.raises(ValueError, match=r"describe no product|another number of operands"):
+        native.multiply(numbers, tuple(operands), result)
+
+
+def test_matrix_products_stay_inside_of_their_memory() -> None:
+    """Of operands and results between pages that nobody may touch, against exact sums of integers."""
+    memory = [GuardedMemory(1 << 16) for _ in range(4)]
+    for number in range(60):
+        guarded_product(native, 3, number, memory)
+
+
+# --- Results in memory of the caller's ------------------------------------------------------------------------------
+
+PLACED = {"x": ((K, M), "float32"), "y": ((K, N), "float32")}
+
+
+def ready(*shapes: tuple[int, ...]) -> list[Any]:
+    """Operands that XLA reads where they lie, as a machine's: with others it may compute on another thread, later."""
+    operands = []
+    for array in normal(*shapes):
+        aligned = aligned_empty(array.shape, array.dtype)
+        aligned[...] = array
+        operands.append(Operands().over(aligned))
+    return operands
+
+
+def two_results(x: Any, y: Any) -> tuple[Any, ...]:
+    return jnp.tanh(x).sum(0), lax.dot_general(x, y, (((0,), (0,)), ((), ())))
+
+
+def test_a_result_is_written_to_its_place(pieces: PieceCache) -> None:
+    piece = pieces.piece(computation("placed", two_results, PLACED, ("sum", "product")), ())
+    assert piece.placed == {1}
+    operands = ready((K, M), (K, N))
+    with own_settings():
+        plain = [np.array(result) for result in piece.call(*operands)]
+        memory = np.zeros((M, N), np.float32)
+        places = ResultPlaces({1: memory})
+        results, filled = places.call(piece.call, operands)
+        assert filled == ResultPlaces.bit(1)
+        assert memory.tobytes() == plain[1].tobytes()
+        assert np.array_equal(results[0], plain[0])
+        memory[:] = 0
+        again = [np.array(result) for result in piece.call(*operands)]
+    assert again[1].tobytes() == plain[1].tobytes()
+    assert not memory.any()
+
+
+def test_a_place_of_another_size_is_not_filled(pieces: PieceCache) -> None:
+    piece = pieces.piece(computation("placed", two_results, PLACED, ("sum", "product")), ())
+    operands, memory = ready((K, M), (K, N)), np.zeros(M * N - 1, np.float32)
+    with own_settings():
+        results, filled = ResultPlaces({1: memory}).call(piece.call, operands)
+        expected = [np.array(result) for result in piece.call(*operands)]
+    assert filled == 0
+    assert not memory.any()
+    assert np.array_equal(results[1], expected[1])
+
+
+def test_places_are_of_one_thread_and_end_with_the_call(pieces: PieceCache) -> None:
+    piece = pieces.piece(computation("placed", two_results, PLACED, ("sum", "product")), ())
+    operands, memory = ready((K, M), (K, N)), np.zeros((M, N), np.float32)
+
+    def fails(*operands: object) -> Any:
+        with own_settings(), ThreadPoolExecutor(1) as other:
+            other.submit(piece.call, *operands).result()
+        raise LookupError
+
+    places = ResultPlaces({1: memory})
+    with pytest.raises(LookupError):
+        places.call(fails, operands)
+    with own_settings():
+        piece.call(*operands)
+    assert not memory.any()
+    with pytest.raises(ValueError, match="no place of that number"):
+        native.places({64: memory})
+    with pytest.raises((BufferError, ValueError)):
+        native.places({1: memory.tobytes()})
+    with pytest.raises(ValueError, match="PyCapsule"):
+        native.give_places(memory)
+
+
+def test_the_call_of_a_product_names_its_form() -> None:
+    """Programs compiled with other numbers are compiled again: raise `convolutions.FORM` with them."""
+    assert re.fullmatch(r"onednn, 3", convolutions.formulation())
+    assert len(ProductCall(M, N, K).numbers()) == 8
