@@ -5,9 +5,10 @@ from __future__ import annotations
 import importlib
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -16,10 +17,16 @@ import numpy as np
 import pytest
 from jax import lax
 
+from podrun.compiler.compile import CompileOptions, compile_program
+from podrun.compiler.program import AnchorSpec, InputSpec, ParameterSpec, Program
+from podrun.core.executable import Executable, TensorSpec
+from podrun.device.host.client import InProcessMachines
+from podrun.device.program.buffers import Buffers
 from podrun.device.program.xla_memory import Operands, aligned_empty
 from podrun.device.xla import convolutions
 from podrun.device.xla.clients import one_thread_device, own_settings
 from podrun.device.xla.matrix_products import (
+    LEAST_MULTIPLICATIONS,
     ProductCall,
     ResultPlaces,
     check_products,
@@ -28,6 +35,7 @@ from podrun.device.xla.matrix_products import (
 from podrun.device.xla.pieces import PieceCache
 from tests.stress.guarded import GuardedMemory, guarded_product
 
+from .conftest import owners, together
 from .programs import computation
 
 native: Any = importlib.import_module("podrun.device.xla._onednn") if convolutions.available() else None
@@ -297,6 +305,87 @@ def test_places_are_of_one_thread_and_end_with_the_call(pieces: PieceCache) -> N
         native.places({1: memory.tobytes()})
     with pytest.raises(ValueError, match="PyCapsule"):
         native.give_places(memory)
+
+
+class Descent:
+    """A Program's update: w - 0.1 g."""
+
+    elementwise = True
+
+    def group_key(self, weight: str) -> tuple[Any, ...]:
+        return ()
+
+    def state(self, weight: TensorSpec) -> dict[str, tuple[TensorSpec, float]]:
+        return {}
+
+    def scalars(self, weight: str) -> dict[str, float]:
+        return {}
+
+    def apply(self, name: str, w: Any, g: Any, state: Mapping[str, Any], scalars: Mapping[str, Any]) -> Any:
+        return w - 0.1 * g, {}
+
+
+def network(replicas: int, factor: int) -> Executable:
+    """One layer of 256 x 128 whose gradient is a product of 2^22 multiplications, and a bias."""
+
+    def forward(p: Mapping[str, Any], inputs: Mapping[str, Any], key: Any) -> dict[str, Any]:
+        return {"loss": jnp.mean(jnp.square(jnp.tanh(inputs["x"] @ p["w"] + p["b"])))}
+
+    w, b = TensorSpec("w", "float32", (256, 128)), TensorSpec("b", "float32", (128,))
+    program = Program(
+        name="layer",
+        forward=forward,
+        parameters={"w": ParameterSpec(w, trainable=True), "b": ParameterSpec(b, trainable=True)},
+        inputs={"x": InputSpec(TensorSpec("x", "float32", (32, 256)))},
+        anchors=(AnchorSpec("loss"),),
+        replicas=replicas,
+        accumulation_factor=factor,
+        loss="loss",
+        update=Descent(),
+    )
+    assert LEAST_MULTIPLICATIONS == 4 * 32 * 256 * 128
+    return compile_program(program, options=CompileOptions(chunk_bytes=1))
+
+
+def trained(executable: Executable, factor: int, pieces: PieceCache) -> tuple[bytes, ...]:
+    """Losses and weights after three batches of two runs, on machines of this process."""
+    machines = InProcessMachines(executable.layout.ipus, pieces)
+    w, b, x = normal((256, 128), (128,), (3, factor, executable.layout.replicas, 32, 256))
+
+    def work(connection: Any, owned: Any) -> tuple[bytes, ...]:
+        connection.load(executable)
+        connection.write_variables({"w": w / 16, "b": b})
+        losses = [connection.run(3, {"x": x}).anchors["loss"].tobytes() for _ in range(2)]
+        values = connection.read_variables(["w", "b"])
+        connection.close()
+        return (*losses, values["w"].tobytes(), values["b"].tobytes())
+
+    pairs = owners(lambda: machines.connect(threaded=True), executable.layout.ipus, 1)
+    (outcome,) = together([partial(work, *pair) for pair in pairs])
+    assert not isinstance(outcome, BaseException), outcome
+    return outcome
+
+
+@pytest.mark.usefixtures("no_threads_left")
+@pytest.mark.parametrize(("replicas", "factor", "placed"), [(8, 1, True), (8, 2, False), (4, 1, False)])
+def test_gradients_that_machines_reduce_are_written_where_others_read_them(
+    replicas: int, factor: int, placed: bool, pieces: PieceCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not those of one machine alone, and not those that are added up, whose arena the piece reads."""
+    executable = network(replicas, factor)
+    chosen: list[int] = []
+    places = Buffers.places
+
+    def noted(self: Buffers, piece: Any) -> Any:
+        memory = places(self, piece)
+        chosen.extend(memory)
+        return memory
+
+    monkeypatch.setattr(Buffers, "places", noted)
+    result = trained(executable, factor, pieces)
+    assert bool(chosen) is placed
+    monkeypatch.setattr(Buffers, "places", lambda self, piece: {})
+    assert trained(executable, factor, pieces) == result
 
 
 def test_the_call_of_a_product_names_its_form() -> None:

@@ -6,7 +6,7 @@ The lookup rules are those of `podrun.core.executable`'s docstring; the memory b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,6 +31,7 @@ from podrun.device.program.xla_memory import (
     in_shape,
     updated_in_place,
 )
+from podrun.device.xla.matrix_products import ResultPlaces
 
 if TYPE_CHECKING:
     import jax
@@ -244,6 +245,46 @@ class Buffers(ProgramMemory):
                 donated.memory[:] = buffer.own
             buffer.own = donated.memory
         return self._donated[arena]
+
+    def places(self, piece: Piece) -> dict[int, Array]:
+        """Where a piece may write its gradients at once, by position: this machine's rows of arenas that machines
+        reduce, of which the piece writes all and reads nothing."""
+        computation, chosen = piece.computation, {}
+        read = {arena_of(name, self._members) for name in computation.inputs}
+        for position in piece.placed:
+            name = computation.outputs[position]
+            arena = arena_of(name, self._members)
+            if name not in self._gradients or arena is None or arena in read or arena not in self.changing:
+                continue
+            memory = self._place(name)
+            if memory.dtype == np.float32 and self._covered(computation, self.arenas[arena].arena):
+                chosen[position] = memory
+        return chosen
+
+    def call_of(self, piece: Piece, writers: list[Write]) -> Callable[..., Sequence[Any]]:
+        """A call of a piece, which writes results to `places` if it has any. In ``writers`` their writers are replaced
+        by such that store only what was not written there."""
+        places = self.places(piece)
+        if not places:
+            return piece.call
+        computation, into, filled = piece.computation, ResultPlaces(places), 0
+        arenas = {self._members[computation.outputs[position]].arena for position in places}
+
+        def call(*operands: object) -> Sequence[Any]:
+            nonlocal filled
+            for arena in arenas:
+                self._gradients.discard(arena)
+            self.prepare_writes(computation)
+            results, filled = into.call(piece.call, operands)
+            return results
+
+        def unless_filled(position: int, write: Write) -> Write:
+            bit = into.bit(position)
+            return lambda frame, value: None if filled & bit else write(frame, value)
+
+        for position in places:
+            writers[position] = unless_filled(position, writers[position])
+        return call
 
     def writer(self, name: str) -> Write:
         """A function that stores a Computation's output in buffer ``name``, resolved beforehand."""

@@ -298,12 +298,12 @@ def _compute(
     piece: Piece, buffers: Buffers, core_lock: CoreLock, donated: DonatedOperands, *, finite: bool = False
 ) -> Action:
     """The function that runs a piece on a frame. Everything that is the same for every batch is looked up here."""
-    computation, call = piece.computation, piece.call
-    inputs = zip(computation.inputs, piece.shapes, strict=True)
-    readers = [buffers.reader(name, shape) for name, shape in inputs]
+    computation = piece.computation
+    readers = [buffers.reader(n, s) for n, s in zip(computation.inputs, piece.shapes, strict=True)]
     writers = [buffers.writer(name) for name in computation.outputs]
     for operand, read, result, take in donated:
         readers[operand], writers[result] = read, take
+    call = piece.call if finite else buffers.call_of(piece, writers)
     lasting = bool(buffers.arenas_written_by(computation))
 
     def run(frame: Frame, now: BatchState) -> None:
