@@ -274,6 +274,12 @@ def networks_available() -> bool:
     return hasattr(module, "network")
 
 
+def multiplies() -> bool:
+    """Whether the C module that is installed computes products, alike."""
+    module = importlib.import_module("podrun.device.xla._onednn") if available() else None
+    return hasattr(module, "multiply")
+
+
 @functools.cache
 def _started() -> bool:
     if platform.machine() != "x86_64" or platform.system() != "Linux":
@@ -303,13 +309,14 @@ def _start() -> None:
         raise RuntimeError(f"podrun was installed without its C module ({error})") from error
     module.load(_path())
     check_convolutions(module.compute)
-    check_products(module.multiply)
     import jax
 
     jax.ffi.register_ffi_target(TARGET, module.handler(), platform="cpu")
     if hasattr(module, "network_handler"):
         jax.ffi.register_ffi_target(NETWORK_TARGET, module.network_handler(), platform="cpu")
-    jax.ffi.register_ffi_target(PRODUCT_TARGET, module.product_handler(), platform="cpu")
+    if hasattr(module, "multiply"):
+        check_products(module.multiply)
+        jax.ffi.register_ffi_target(PRODUCT_TARGET, module.product_handler(), platform="cpu")
 
 
 def _path() -> str:

@@ -10,7 +10,7 @@
 #include "plans.h"
 #include "workers.h"
 
-enum { MOST_PARTS = 2, VECTOR = 16 };
+enum { VECTOR = 16 };
 
 typedef struct {
     Product p;
