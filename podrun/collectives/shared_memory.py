@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from podrun.collectives import plans
-from podrun.collectives.arithmetic import prepared, reduce_into
+from podrun.collectives.arithmetic import fastest, prepared
 from podrun.collectives.barrier import ArrivalCounter, arrival_counter_bytes
 from podrun.collectives.board import GroupBoard, label
 from podrun.collectives.group import (
@@ -42,19 +42,23 @@ def _never() -> Array:
     raise unknown_arena("", [])
 
 
+def _no_sum() -> None:
+    """The sum of a reduction that adds nothing."""
+
+
 _NO_PLAN: _LastPlan = ("", Reduction.LOCAL, None, False, _never)
 """The arguments of the last all_reduce and its plan: most calls repeat the one before."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Scatter:
-    """One reduce-scatter over an arena: the labels of its two barriers, and its views of the arena."""
+    """One reduce-scatter over an arena: the labels of its two barriers, its views of the arena, and the sum alone."""
 
     begin: bytes
     end: bytes
     mine: Array
     slice: Array
-    parts: list[Array]
+    reduce: Callable[[], object]
     whole: tuple[plans.Plan, ...]
     """The plans of the whole collective, without and with the second barrier."""
 
@@ -158,7 +162,7 @@ class SharedMemoryGroup:
             return plan.whole[settle]()
         self._board.arrive_and_wait(plan.begin, self._timeout)
         with self.turn:
-            reduce_into(plan.slice, plan.parts, reduction)
+            plan.reduce()
         if settle:
             self._board.arrive_and_wait(plan.end, self._timeout)
         return plan.slice
@@ -190,14 +194,14 @@ class SharedMemoryGroup:
         total, parts = mapped.whole[own], [row[own] for row in mapped.rows]
         mine = mapped.rows[self._rank][own]
         if reduction is Reduction.LOCAL:
-            return _Scatter(begin, end, mine, total, parts, ())
+            return _Scatter(begin, end, mine, total, _no_sum, ())
         whole = tuple(
             plans.scatter_plan(
                 self._board, plans.BarrierLabels(begin, last, self._timeout), total, parts, reduction
             )
             for last in (None, end)
         )
-        return _Scatter(begin, end, mine, total, parts, whole)
+        return _Scatter(begin, end, mine, total, fastest(total, parts, reduction), whole)
 
     def _plan_all_reduce(
         self, arena: str, reduction: Reduction, count: int | None, in_place: bool

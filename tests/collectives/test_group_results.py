@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import ml_dtypes
@@ -21,6 +22,7 @@ from podrun.collectives import (
     join_group,
     slice_of,
 )
+from podrun.collectives.shared_memory import SharedMemoryGroup
 from podrun.core.errors import ConflictError, UnsupportedError, UsageError
 
 NUMPY = {
@@ -73,14 +75,20 @@ def bits(array: np.ndarray[Any, Any]) -> bytes:
     members=st.integers(1, 5),
     dtype=st.sampled_from(DTYPES),
     reduction=st.sampled_from(list(NUMPY)),
+    in_turns=st.booleans(),
 )
-def test_reductions_equal_numpy_to_the_bit(size: int, members: int, dtype: str, reduction: Reduction) -> None:
+def test_reductions_equal_numpy_to_the_bit(
+    size: int, members: int, dtype: str, reduction: Reduction, in_turns: bool
+) -> None:
+    """Also where ranks share a core and take turns on it, as machines of one process do."""
     if reduction is Reduction.MEAN and "float" not in dtype:
         return
     parts = [values(dtype, size, rank) for rank in range(members)]
-    want = expected(parts, reduction)
+    want, core = expected(parts, reduction), threading.Lock()
 
     def work(group: Group) -> tuple[bytes, bytes]:
+        if in_turns and isinstance(group, SharedMemoryGroup):
+            group.turn = core
         mine = group.allocate("gradients", dtype, size)
         mine[:] = parts[group.rank]
         scattered = bits(group.reduce_scatter("gradients", reduction))
