@@ -34,6 +34,8 @@ for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         signal.signal(_number, lambda *_: None)
 # Tests plan anew, and leave no plans behind.
 os.environ["PODRUN_PLAN_CACHE"] = "off"
+# What takes five seconds, as it may on a busy host, would be told on standard error, which tests compare.
+os.environ["PODRUN_PROGRESS"] = "off"
 # Tests of one process find no service or machine that this host runs for others. Short: sockets lie below it.
 _RUNTIME = tempfile.TemporaryDirectory(prefix="podrun-")
 os.environ["PODRUN_RUNTIME_DIR"] = _RUNTIME.name
@@ -132,6 +134,7 @@ class Commands:
             # Nobody listens there: whatever server this host has at the usual port, tests leave it alone.
             "IPUOF_VIPU_API_PORT": "1",
             "PODRUN_PLAN_CACHE": "off",
+            "PODRUN_PROGRESS": "off",
             MARK: self.mark,
         }
         return kept | dict(extra or {})
