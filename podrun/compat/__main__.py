@@ -18,7 +18,7 @@ from typing import Any
 import click
 
 from podrun import commands
-from podrun.compat import COMPAT_PATH, _start
+from podrun.compat import COMPAT_PATH, _error_reports
 from podrun.core.command_line import HELP_OPTIONS, run_command
 from podrun.core.environment import (
     PODRUN_TENSORFLOW,
@@ -201,7 +201,7 @@ def _prepare(request: Request) -> None:
     os.environ.update(_popdist_variables(request))
     if request.tensorflow:
         os.environ[PODRUN_TENSORFLOW] = request.tensorflow
-    _start.install()
+    _error_reports.install()
 
 
 def _check_script(name: str) -> None:
@@ -278,7 +278,7 @@ def _execute(text: str | bytes, name: str) -> dict[str, object]:
 def _names_at_the_end(error: BaseException) -> dict[str, object]:
     """Report how the program ended, for the terminal that is read next; returns the program's names."""
     if not isinstance(error, SystemExit):
-        sys.stderr.write("".join(_start.lines(error, error.__traceback__)))
+        sys.stderr.write("".join(_error_reports.lines(error, error.__traceback__)))
     for frame, _ in walk_tb(error.__traceback__):
         names = frame.f_globals
         if (
@@ -309,7 +309,7 @@ def _read_from_terminal(names: dict[str, object]) -> None:
         def showtraceback(self) -> None:
             error = sys.exception()
             if error is not None:
-                self.write("".join(_start.lines(error, error.__traceback__)))
+                self.write("".join(_error_reports.lines(error, error.__traceback__)))
 
     Console({**names, "__name__": "__main__"}).interact(
         f"Python {sys.version.split()[0]} with podrun: import popart, poptorch, popdist. Ctrl-D ends it.", ""

@@ -21,7 +21,7 @@ import pytest
 import podrun.popart as popart
 from podrun.compat import COMPAT_PATH
 from podrun.compat.__main__ import Request, main, request_of
-from podrun.compat._start import install, lines, report, report_of_thread, report_unraisable
+from podrun.compat._error_reports import install, lines, report, report_of_thread, report_unraisable
 from podrun.core.errors import PodrunError
 from podrun.popart.values.exceptions import surfaced
 

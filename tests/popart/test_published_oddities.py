@@ -166,7 +166,7 @@ def test_tracepoints_end_with_the_duration() -> None:
 
 
 def test_binary_fromstring_is_back_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    from podrun.compat._start import give_back
+    from podrun.compat._numpy_1 import give_back
 
     monkeypatch.setattr(np, "fromstring", np.fromstring)
     give_back()
@@ -182,7 +182,7 @@ def test_binary_fromstring_is_back_with_a_warning(monkeypatch: pytest.MonkeyPatc
 
 
 def test_names_of_numpy_1_are_back_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    from podrun.compat._start import give_back
+    from podrun.compat._numpy_1 import give_back
 
     monkeypatch.setattr(np, "fromstring", np.fromstring)
     monkeypatch.setitem(np.__dict__, "__getattr__", np.__dict__["__getattr__"])
@@ -207,7 +207,7 @@ def test_names_of_numpy_1_are_back_with_a_warning(monkeypatch: pytest.MonkeyPatc
 
 
 def test_what_numpy_2_took_from_arrays_gets_a_hint(capsys: pytest.CaptureFixture[str]) -> None:
-    from podrun.compat._start import report
+    from podrun.compat._error_reports import report
 
     for text, hint in (("x.tostring()", "array.tobytes()"), ("float(x)", "array.item()"), ("x.y", "")):
         try:

@@ -6,8 +6,8 @@ import sys
 from typing import Any
 
 from podrun import popart as _popart
-from podrun.compat._start import give_back as _give_back
-from podrun.compat._start import install as _install
+from podrun.compat._error_reports import install as _install
+from podrun.compat._numpy_1 import give_back as _give_back
 from podrun.popart import *  # noqa: F403
 from podrun.popart import __all__ as __all__
 from podrun.popart.operators.cpp_operators import explain_compilers as _explain_compilers

@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from podrun.compat._start import install as _install
+from podrun.compat._error_reports import install as _install
 
 _install()  # First, so that a missing PyTorch is told as an error of podrun's.
 
 from podrun import poptorch as _poptorch  # noqa: E402
-from podrun.compat._start import give_back as _give_back  # noqa: E402
+from podrun.compat._numpy_1 import give_back as _give_back  # noqa: E402
 from podrun.onnx_models.ops import registry as _registry  # noqa: E402, F401  # Offers its operators to custom_op.
 from podrun.popart.operators.cpp_operators import explain_compilers as _explain_compilers  # noqa: E402
 from podrun.popart.operators.custom import explain_libraries as _explain_libraries  # noqa: E402

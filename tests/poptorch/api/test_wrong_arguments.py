@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from podrun import poptorch  # noqa: E402
-from podrun.compat._start import lines  # noqa: E402
+from podrun.compat._error_reports import lines  # noqa: E402
 
 WEIGHTS = [torch.nn.Parameter(torch.ones(2))]
 

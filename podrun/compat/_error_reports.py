@@ -1,14 +1,10 @@
-"""The surroundings of a program written for the SDK: how its errors are reported, and functions that NumPy 2 took from
-it.
+"""How errors of a program written for the SDK are reported.
 
-**Errors.** A program that ends with one shows its own frames, what happened and what to do next; so does a thread that
+A program that ends with an error shows its own frames, what happened and what to do next; so does a thread that
 ends with one. Frames inside podrun, JAX and Python's module runner are left out, because they do not help the author of
 the program, and so are causes that have no other frames. Frames of Python's and other libraries are left out where
 podrun calls them, and shown where the program calls them. ``PODRUN_TRACEBACK=full`` shows everything. A usage error of
 podrun ends with exit code 2, as in podrun's commands.
-
-**NumPy.** `give_back` restores, with a warning, functions and names that NumPy 2 took from programs written for
-NumPy 1. What arrays themselves no longer do cannot be given back; a program that ends there gets a hint.
 """
 
 from __future__ import annotations
@@ -16,18 +12,17 @@ from __future__ import annotations
 import builtins
 import contextlib
 import difflib
-import functools
 import os
 import runpy
 import sys
 import threading
 import traceback
-import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from podrun.compat._numpy_1 import hint_of_numpy
 from podrun.core.environment import PODRUN_TRACEBACK, environment
 from podrun.core.errors import Fault, PodrunError
 from podrun.core.shadowing import shadowing_file
@@ -236,7 +231,7 @@ def _is_library(filename: str) -> bool:
 def _hints(error: BaseException) -> str:
     """The hints of an error, its causes and the errors it groups, each once on a line of its own."""
     hints = dict.fromkeys(
-        hint for hint in (*_hints_of(error, set()), _of_numpy(error), _of_modules(error)) if hint
+        hint for hint in (*_hints_of(error, set()), hint_of_numpy(error), _of_modules(error)) if hint
     )
     return "".join(f"hint: {hint}\n" for hint in hints)
 
@@ -252,49 +247,6 @@ def _hints_of(error: BaseException | None, seen: set[int]) -> Iterator[str | Non
         yield from _hints_of(inner, seen)
     context = None if error.__suppress_context__ else error.__context__
     yield from _hints_of(error.__cause__ or context, seen)
-
-
-_FORMER_NAMES = {
-    **{name: f"builtins.{name}" for name in ("float", "int", "object", "str", "complex")},
-    **dict.fromkeys(("Inf", "Infinity", "infty", "PINF"), "inf"),
-    "NINF": "-inf",
-    "NaN": "nan",
-    "float_": "float64",
-    "complex_": "complex128",
-    "bool8": "bool_",
-    "unicode_": "str_",
-    "string_": "bytes_",
-    "product": "prod",
-    "cumproduct": "cumprod",
-    "alltrue": "all",
-    "sometrue": "any",
-    "round_": "round",
-    "in1d": "isin",
-    "trapz": "trapezoid",
-    "mat": "asmatrix",
-    "asfarray": "asarray",
-    "msort": "sort",
-}
-"""Names of NumPy 1 that published programs use, and the present ones."""
-_FORMER_METHODS = {
-    "tostring": "array.tobytes()",
-    "ptp": "numpy.ptp(array)",
-    "itemset": "array[index] = value",
-    "newbyteorder": "array.view(array.dtype.newbyteorder(order))",
-}
-
-
-def _of_numpy(error: BaseException) -> str:
-    """The hint for an error of an array that NumPy 1 did not raise; empty for all others."""
-    if (
-        isinstance(error, AttributeError)
-        and type(error.obj).__name__ == "ndarray"
-        and error.name in _FORMER_METHODS
-    ):
-        return f"NumPy 2 has no ndarray.{error.name}: write {_FORMER_METHODS[error.name]}"
-    if isinstance(error, TypeError) and "0-dimensional arrays can be converted" in str(error):
-        return "NumPy 2 makes a number of an array without dimensions only: write array.item()"
-    return ""
 
 
 _BUILDER_INSTEAD = "make the model with popart.Builder(), which podrun has"
@@ -324,67 +276,3 @@ def _of_modules(error: BaseException) -> str:
         if error.name == name or error.name.startswith(f"{name}."):
             return f"podrun does not have the SDK's {name}: {instead}"
     return ""
-
-
-def _former(np: Any, name: str) -> Any:
-    """The value of a name of NumPy 1."""
-    present = _FORMER_NAMES[name]
-    if name == "NINF":
-        return -np.inf
-    if name == "in1d":
-        return lambda a, *rest, **given: np.isin(np.ravel(a), *rest, **given)
-    if name == "msort":
-        return lambda a: np.sort(a, axis=0)
-    if name == "asfarray":
-        return lambda a, dtype=np.float64: np.asarray(
-            a, dtype if np.issubdtype(dtype, np.inexact) else np.float64
-        )
-    owner, _, attribute = present.rpartition(".")
-    return getattr(builtins if owner else np, attribute)
-
-
-def give_back() -> None:
-    """Let ``numpy.fromstring`` read binary data again, and names of NumPy 1 be found, as in published programs."""
-    import numpy as np
-
-    if not getattr(np.fromstring, "_podrun", False):
-        np.fromstring = _reading_binary(np.fromstring)
-    lookup = np.__dict__.get("__getattr__")
-    if lookup is not None and not getattr(lookup, "_podrun", False):
-        np.__dict__["__getattr__"] = _with_former_names(np, lookup)
-
-
-def _with_former_names(np: Any, lookup: Callable[[str], Any]) -> Callable[[str], Any]:
-    @functools.wraps(lookup)
-    def of_module(name: str) -> Any:
-        if name not in _FORMER_NAMES:
-            return lookup(name)
-        present = f"numpy.{_FORMER_NAMES[name]}".replace("numpy.builtins.", "").replace("numpy.-", "-numpy.")
-        warnings.warn(
-            f"numpy.{name} is NumPy 1's; podrun gives it back. Use {present}.",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-        return _former(np, name)
-
-    of_module._podrun = True  # type: ignore[attr-defined]
-    return of_module
-
-
-def _reading_binary(original: Callable[..., Any]) -> Any:
-    import numpy as np
-
-    @functools.wraps(original)
-    def fromstring(string: Any, dtype: Any = float, count: int = -1, *, sep: str = "", **other: Any) -> Any:
-        if sep != "":
-            return original(string, dtype, count, sep=sep, **other)
-        warnings.warn(
-            "numpy.fromstring of binary data is no part of NumPy 2; podrun reads it. Use numpy.frombuffer.",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-        data = string.encode("latin-1") if isinstance(string, str) else string
-        return np.frombuffer(data, dtype, count).copy()
-
-    fromstring._podrun = True  # type: ignore[attr-defined]
-    return fromstring
