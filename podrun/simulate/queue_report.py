@@ -62,11 +62,14 @@ def run_request(asked: SimulateRequest) -> tuple[dict[str, Any], list[str], User
         jobs = clairvoyant(jobs)
     if start is not None:
         jobs = jobs_since_capture(jobs, start)
+        if not jobs and not start.state.plans.queue:
+            raise UsageError(
+                f"nothing waits in the captured POD {request.start}",
+                hint=f"Add jobs to simulate: podrun simulate JOBS --start {request.start}",
+            )
     outcomes, processors, more = _outcomes(request, jobs, start)
     if not outcomes:
-        raise UsageError(
-            "no job starts", hint="What is in the way has no time limit, or nothing waits: vipu list queue"
-        )
+        raise UsageError("no job starts", hint="What is in the way has no time limit: vipu list partitions")
     if never := more.get("never_started"):
         warnings.append(f"warning: {never} jobs never start: partitions in the way have no time limit")
     figures = queue_figures(outcomes, processors)

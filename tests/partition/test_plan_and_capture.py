@@ -159,6 +159,12 @@ def test_a_simulation_goes_on_from_a_captured_pod(
     assert run_command(simulate_verb, ["--start", str(path)]) == 0
     assert run_command(simulate_verb, ["--start", str(path), "--pod", "pod16"]) == 2
     assert "says which POD it is" in capsys.readouterr().err
+    pod16.client.remove_partition("q")
+    assert vipu(pod16, f"capture {path}") == 0
+    assert run_command(simulate_verb, ["--start", str(path)]) == 2
+    said = capsys.readouterr().err
+    assert "nothing waits in the captured POD" in said
+    assert f"podrun simulate JOBS --start {path}" in said
 
 
 def test_only_who_sees_the_whole_pod_captures_it(make_pod: object) -> None:
