@@ -80,6 +80,30 @@ def test_the_partition_that_the_environment_names(environ: Callable[[str], dict[
 
 
 @pytest.mark.parametrize(
+    "planned",
+    [
+        {"PODRUN_FAULTS": "ipu:0@batch=3:overflow disk:0@during=checkpoint-write:full"},
+        {
+            "GCDA_OPTIONS": '{"simulateSOCError.errorList": "IPUSOFTERR", "simulateSOCError.triggerCount": "3"}'
+        },
+    ],
+)
+def test_faults_that_could_not_strike_in_a_partition_are_refused(
+    environ: Callable[[str], dict[str, str]], planned: dict[str, str], tmp_path: Path
+) -> None:
+    with pytest.raises(
+        UsageError, match=r"^ipu:0@batch=\d+:\S+: planned for .* uses partition p$"
+    ) as refused:
+        connect(environ("p") | planned)
+    assert "podrun inject" in str(refused.value.hint)
+    file = write(tmp_path / "own.conf", 0, 0, 1)
+    with pytest.raises(UsageError, match=r"uses the partition of .*own\.conf"):
+        connect({"IPUOF_CONFIG_PATH": str(file)} | planned)
+    connect(environ("p") | planned | {"PODRUN_LAUNCH_ID": "1"}).close()
+    connect(environ("p") | {"PODRUN_FAULTS": "disk:0@during=checkpoint-write:full"}).close()
+
+
+@pytest.mark.parametrize(
     ("partition", "kind", "message"),
     [("none", NotFoundError, "no partition none"), ("empty", ServiceError, "partition empty is REMOVING")],
 )

@@ -10,6 +10,8 @@ from podrun.core.environment import (
     IPUOF_CONFIG_PATH,
     IPUOF_VIPU_API_HOST,
     IPUOF_VIPU_API_PARTITION_ID,
+    PODRUN_FAULTS,
+    PODRUN_LAUNCH_ID,
     PODRUN_OFFLINE_MODE,
 )
 from podrun.core.errors import UsageError
@@ -53,11 +55,13 @@ def connect(environ: Mapping[str, str], *, standalone_ipus: int | None = None) -
             hint="Launch it without --offline-mode, or let it use an offline device.",
         )
     if environ.get(IPUOF_VIPU_API_HOST) and environ.get(IPUOF_VIPU_API_PARTITION_ID):
+        _refuse_faults_of_the_process(environ, f"partition {environ[IPUOF_VIPU_API_PARTITION_ID]}")
         quiet_grpc()
         from podrun.device.host.partition_config import connect_partition
 
         return connect_partition(environ)
     if paths := config_files(environ):
+        _refuse_faults_of_the_process(environ, f"the partition of {paths[0]}")
         quiet_grpc()
         from podrun.device.host.partition_config import connect_files
 
@@ -65,3 +69,20 @@ def connect(environ: Mapping[str, str], *, standalone_ipus: int | None = None) -
     from podrun.device.host.client import connect_in_process
 
     return connect_in_process(environ, standalone_ipus)
+
+
+def _refuse_faults_of_the_process(environ: Mapping[str, str], partition: str) -> None:
+    """Raise UsageError for faults that are planned for machines inside this process, where the program uses others:
+    they would never strike. A launch plans its faults itself."""
+    if environ.get(PODRUN_LAUNCH_ID):
+        return
+    from podrun.faults import parse_faults
+    from podrun.faults.plan_file import simulated_soc_errors
+
+    planned = (*parse_faults(environ.get(PODRUN_FAULTS, "")), *simulated_soc_errors(environ))
+    lost = [fault.text for fault in planned if not fault.in_program and not fault.optional]
+    if lost:
+        raise UsageError(
+            f"{', '.join(lost)}: planned for machines inside the program, which uses {partition}",
+            hint="Plan it there while the program runs (podrun inject), or launch the program: podrun --fault ...",
+        )
