@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from podrun.core.errors import PodrunError, present
 from podrun.core.layout import IpuRange
 from podrun.faults import FaultSpec, PlanOfALaunch, report_unstruck
+from podrun.launcher.machine_work import PATIENT_ATTEMPTS
 from podrun.launcher.output import OutputMixer
 from podrun.launcher.own_streams import Log, error_text
 from podrun.launcher.partition import LaunchPartition
@@ -42,18 +43,23 @@ class LaunchEnding:
     signalled: float = math.inf
     _unstruck: frozenset[FaultSpec] = frozenset()
 
-    def unstruck_faults(self) -> str:
-        """The message that names planned faults that did not strike; empty if every fault that had to strike did."""
+    def unstruck_faults(self, *, interrupted: bool = False) -> str:
+        """The message that names planned faults that did not strike; empty if every fault that had to strike did, and
+        where the launch was interrupted, from which nobody expects that.
+        """
         try:
-            unstruck = self._unstruck_on_machines()
+            unstruck = self._unstruck_on_machines(1 if interrupted else PATIENT_ATTEMPTS)
             if self.program_faults is not None:
                 unstruck += self.program_faults.left()
-            self._unstruck = frozenset(replace(fault, launch="") for fault in unstruck)
-            return report_unstruck(unstruck)
+            said = report_unstruck(unstruck)
         except PodrunError as error:
-            return f"cannot tell whether the planned faults struck: {error.message}\n"
+            wanted = self.current.spec.partition
+            unstruck = list(wanted.faults) if interrupted and wanted is not None else []
+            said = f"cannot tell whether the planned faults struck: {error.message}\n"
+        self._unstruck = frozenset(replace(fault, launch="") for fault in unstruck)
+        return "" if interrupted else said
 
-    def _unstruck_on_machines(self) -> list[FaultSpec]:
+    def _unstruck_on_machines(self, attempts: int) -> list[FaultSpec]:
         """The faults of machines and of the service that did not strike: all of them where instances ended before there
         was a partition, as a program that fails at its imports does.
         """
@@ -61,7 +67,7 @@ class LaunchEnding:
             wanted = self.current.spec.partition  # None offline: nothing could strike there.
             return [spec for spec in wanted.faults if not spec.in_program] if wanted is not None else []
         faults, ipus = self.partition.faults, self._own_ipus(self.partition)
-        return faults.unstruck(self.partition.reports.latest(), ipus) if faults.planned else []
+        return faults.unstruck(self.partition.reports.latest(attempts), ipus) if faults.planned else []
 
     def _own_ipus(self, partition: LaunchPartition) -> IpuRange:
         return IpuRange(partition.first_ipu, self.current.spec.layout.ipus)

@@ -117,7 +117,7 @@ class _Launch:
             self.restarts.repairs = Repairs(self.partition, self.log, self.replan)
         outcome = self._attempt_until_done(resources, cache, mixer, address, under_way=under_way)
         self._stopping.clearing()
-        unstruck = "" if outcome.interrupted else self.ending.unstruck_faults()
+        unstruck = self.ending.unstruck_faults(interrupted=bool(outcome.interrupted))
         code = outcome.exit_code or (UNSTRUCK_EXIT_CODE if unstruck else 0)
         self.ending.finish_recording(outcome, code, mixer)
         self._status_end_and_report(outcome, mixer)

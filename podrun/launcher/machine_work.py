@@ -13,6 +13,8 @@ from podrun.core.telemetry import MachineReport
 from podrun.launcher.own_streams import Log
 
 Number = TypeVar("Number", int, float)
+PATIENT_ATTEMPTS = 25
+"""How often machines are asked what they have done, where it is worth waiting for those that are slow."""
 SILENT_ATTEMPTS = 5
 """How often a machine is asked before a launch that needs it is refused; each question takes 2 s."""
 BETWEEN_REPORTS_SECONDS = 0.2
@@ -29,7 +31,7 @@ class LaunchReports:
         self.before: Sequence[MachineReport] = ()
         """The work that the machines had done before the launch took the partition."""
 
-    def latest(self, attempts: int = 25) -> list[MachineReport]:
+    def latest(self, attempts: int = PATIENT_ATTEMPTS) -> list[MachineReport]:
         """What the machines report now. Raises ServiceError, NotFoundError."""
         return reports_of_all(self._ask, self._pause, attempts)
 

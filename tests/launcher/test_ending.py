@@ -23,7 +23,7 @@ def ending(*, was_active: bool, planned: tuple[FaultSpec, ...] = (), answers: bo
     spec = SimpleNamespace(partition=wanted, layout=SimpleNamespace(ipus=4))
     current: Any = SimpleNamespace(wanted=wanted, spec=spec)
 
-    def latest() -> list[MachineReport]:
+    def latest(attempts: int) -> list[MachineReport]:
         if not answers:
             raise ServiceError("nobody answers")
         return [MachineReport("ipum1", planned_faults=planned)]
@@ -57,6 +57,15 @@ def test_afterwards_the_machines_say_what_is_left() -> None:
     left.unstruck_faults()
     assert left._unstruck == {ON_MACHINE, INSIDE}
     assert "cannot tell" in ending(was_active=True, answers=False).unstruck_faults()
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_what_an_interrupted_launch_planned_has_not_struck(answers: bool) -> None:
+    """The record and the last lines of a launch that was ended by Ctrl-C told of faults that never struck."""
+    planned = (replace(ON_MACHINE, launch="4711-1"),)
+    ended = ending(was_active=True, planned=planned, answers=answers)
+    assert ended.unstruck_faults(interrupted=True) == ""
+    assert ended._unstruck == {ON_MACHINE, INSIDE}
 
 
 def test_a_fault_of_an_instance_is_not_awaited_where_no_instance_runs() -> None:
