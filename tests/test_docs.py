@@ -224,25 +224,59 @@ def _options(command: click.Command) -> Iterator[str]:
             yield from _options(inner)
 
 
+_MODEL = """import numpy as np
+import popart
+builder, options = popart.Builder(), popart.SessionOptions()
+x = builder.addInputTensor("FLOAT", [16, 32])
+labels = builder.addInputTensor("INT32", [16])
+w0, w1 = (builder.addInitializedInputTensor(np.ones(shape, np.float32)) for shape in ((32, 8), (8, 4)))
+"""
+_SESSION = f"""{_MODEL}
+h = builder.aiOnnx.softmax([builder.aiOnnx.matmul([builder.aiOnnx.matmul([x, w0]), w1])])
+loss = builder.aiGraphcore.nllloss([h, labels])
+flow = popart.DataFlow(1, {{loss: popart.AnchorReturnType("All")}})
+device = popart.DeviceManager().createIpuModelDevice({{"numIPUs": 1}})
+session = popart.TrainingSession(builder.getModelProto(), flow, loss, popart.ConstSGD(0.1), device)
+session.prepareDevice()
+session.weightsFromHost()
+"""
 BEFORE = {
+    "bring-your-program.md": _MODEL,
+    "checkpoints.md": f"{_SESSION}BATCHES, losses, generator, batch = 100, [0.5], np.random.default_rng(0), 0\n",
+    "notebooks.md": _SESSION,
+    "serving.md": """from pathlib import Path
+import numpy as np
+from podrun.serving.compiler import Compiler, CompilerOptions
+if not Path("executable.popef").exists():
+    Compiler.compile_and_export("model.onnx", None, "executable.popef", CompilerOptions(num_ipus=1))
+x, y = np.ones(2, np.float32), np.zeros(2, np.float32)
+""",
     "onnx.md": "import numpy as np\nx = np.ones(2, np.float32)\n",
     "popart.md": "import popart\nbuilder = popart.Builder()\nx = builder.addInputTensor('FLOAT', [2])\n",
     "tiles.md": "import jax\nstep = lambda a, b: a @ b\nshapes = (jax.ShapeDtypeStruct((64, 64), 'float16'),) * 2\n",
 }
 """Lines that a page assumes before its programs, in Python."""
+ELSEWHERE = re.compile(r"\bcreate\(4\)|\bimport serve\b")
+"""In programs of several processes; these are tried in `tests/collectives` and `tests/serving/ray_serve`."""
+WITH_PROGRAMS = [
+    page for page in PAGES if "```python" in page.read_text(encoding="utf-8") and page.name != "runtime.md"
+]
+"""Pages whose programs run by themselves; `tests/runtime/tiny.py` has those of the page about the runtime."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", PAGES, ids=_name_in_repository)
+@pytest.mark.parametrize("page", WITH_PROGRAMS, ids=_name_in_repository)
 def test_programs_of_pages_run(page: Path, tmp_path: Path) -> None:
-    """But the one that shows how ranks of several processes meet, which stands in `tests/collectives`."""
+    """Each in a process of its own, after `BEFORE`; but those of `ELSEWHERE`."""
+    if page.name == "notebooks.md":
+        pytest.importorskip("pandas")
     _profile_and_model(tmp_path)
     for program in re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL):
-        if "create(4)" in program:
+        if ELSEWHERE.search(program):
             continue
         (tmp_path / "program.py").write_text(BEFORE.get(page.name, "") + program, encoding="utf-8")
         command = [sys.executable, "-m", "podrun.compat", "program.py"]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=900, check=False)
         assert done.returncode == 0, f"{program}\n{done.stderr}"
 
 
