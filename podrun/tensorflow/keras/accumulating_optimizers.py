@@ -92,8 +92,8 @@ def check_accumulates(optimizer: Optimizer) -> None:
     own = type(optimizer).minimize
     if own not in (legacy.minimize, scaled.minimize):
         raise ValueError(
-            f"The optimizer {type(optimizer).__name__} overrides the function `minimize`, which is not supported with "
-            "gradient accumulation or pipelining: override `apply_gradients` or `get_gradients` instead."
+            "When using Gradient Accumulation or Pipelining, the provided optimizer must not override "
+            f"OptimizerV2.minimize: let {type(optimizer).__name__} override `apply_gradients` or `get_gradients`."
         )
 
 

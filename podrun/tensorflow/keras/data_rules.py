@@ -6,6 +6,7 @@ Replica r takes the element ``s * R + r`` at step s, where R replicas run. Steps
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -34,12 +35,19 @@ def check_model_data(x: object) -> None:
                 )
         return
     sequence = importlib.import_module("tf_keras.src.utils.data_utils").Sequence
-    if hasattr(x, "__next__") or isinstance(x, (sequence, tf.data.Iterator)):
-        raise ValueError(
-            f"A {type(x).__name__} is not supported under an IPUStrategy: generators, iterators and "
-            "keras.utils.Sequence have no static shapes. Use a tf.data.Dataset, for example "
-            "tf.data.Dataset.from_generator with `output_signature`."
+    if not hasattr(x, "__next__") and not isinstance(x, (sequence, tf.data.Iterator)):
+        return
+    wrap = ""
+    if hasattr(x, "__next__") and not inspect.isgenerator(x):
+        wrap = (
+            "wrap your iterator inside a generator like so:\n\ndef generator:\n    while True:\n        yield "
+            "next(iterator)\n\nand "
         )
+    advice = f"Please {wrap}use" if wrap else "Please use"
+    raise ValueError(
+        f"A {type(x).__name__} is not supported under an IPUStrategy, because it has no static shapes. {advice} "
+        "`tf.data.Dataset.from_generator()` to specify the shape of your data."
+    )
 
 
 def replicas_of(model: Model) -> int:
@@ -76,8 +84,8 @@ def _inferred(
         _warn_of_rest(batches, replicas)
         if not count:
             raise ValueError(
-                f"The data have {batches} batches, which are too few for one step of {replicas} replicas: each step of "
-                "each replica takes a batch."
+                f"The provided dataset contains {batches} items, but all {replicas} replicas are requested to run 1 "
+                f"steps each. Make sure the dataset contains at least {replicas} items."
             )
     _check_execution(handler, count)
     return count
@@ -87,8 +95,9 @@ def _check_partial_batch(handler: DataHandler) -> None:
     adapter = handler._adapter
     if hasattr(adapter, "_partial_batch_size") and adapter.has_partial_batch():
         raise ValueError(
-            f"The input data has a partial batch: the last of its batches has {adapter.partial_batch_size()} samples, "
-            f"not {adapter.batch_size()}. Models on IPUs take batches of one size."
+            "The provided set of data has a partial batch: the last of its batches has "
+            f"{adapter.partial_batch_size()} samples, not {adapter.batch_size()}. Models on IPUs take batches of one "
+            "size."
         )
 
 
@@ -101,10 +110,16 @@ def _check_enough(handler: DataHandler, dataset: object, count: int, replicas: i
     if size is None:
         return
     needed = count * replicas
-    if needed > size:
-        text = f"{count} steps" if replicas == 1 else f"{count} steps for each of {replicas} replicas"
+    if needed > size and replicas > 1:
         raise ValueError(
-            f"The dataset does not have enough data: {text} take {needed} batches, there are {size}."
+            f"The provided dataset contains {size} items, but all {replicas} replicas are requested to run {count} "
+            f"steps each. Make sure the dataset contains at least {needed} items."
+        )
+    if needed > size:
+        raise ValueError(
+            "Your input does not have enough data. Make sure that your dataset or generator can generate at least "
+            f"{needed * (handler._epochs - handler._initial_epoch)} batches (currently it can only generate {size} "
+            "batches). You may need to use the repeat() function when building your dataset."
         )
     if needed == size and hasattr(handler._adapter, "_user_steps"):
         handler._adapter._user_steps = size
@@ -133,7 +148,8 @@ def _check_execution(handler: DataHandler, count: int) -> None:
         )
     if count % executed:
         raise ValueError(
-            f"steps_per_execution {executed} must be a divisor of the number of steps per replica {count}."
+            "`steps_per_execution` must be a divisor of the number of batches in the dataset provided. It is "
+            f"{executed}, and each replica runs {count} steps."
         )
 
 

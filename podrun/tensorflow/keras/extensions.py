@@ -116,7 +116,9 @@ def _checked_call(model: Model, plain: Callable[..., object], *args: object, **k
     if not on_ipu(model):
         return plain(model, *args, **kwargs)
     if model.run_eagerly:
-        raise RuntimeError("The `run_eagerly` option is not supported with IPUStrategy.")
+        raise RuntimeError(
+            "Keras models cannot run eagerly when using `IPUStrategy`. Set `run_eagerly=False` when calling `compile`."
+        )
     _check_overrides(model, CALLS[plain.__name__])
     check_model_data(args[0] if args else kwargs.get("x"))
     steps = model._steps_per_execution

@@ -92,8 +92,9 @@ class ModelOptions:
         """The accumulation of a pipeline, which `set_pipelining_options` has to have set. ValueError otherwise."""
         if self.pipeline_steps is None:
             raise ValueError(
-                "The model is pipelined, and gradient_accumulation_steps_per_replica has not been set: call "
-                "`set_pipelining_options` with `gradient_accumulation_steps_per_replica` before `fit`."
+                "The model which you are attempting to train is pipelined, however "
+                "`gradient_accumulation_steps_per_replica` has not been set through `set_pipelining_options()`: "
+                "pipelined models accumulate gradients when they are trained."
             )
         dtype = self.pipeline_arguments.get("gradient_accumulation_dtype")
         return Accumulation(self.pipeline_steps, self.reduction, dtype)
@@ -132,7 +133,9 @@ def _check_pipeline_arguments(arguments: Mapping[str, object]) -> None:
     for name in arguments:
         key_text = f"Found `{name}` key in `pipelining_kwargs`."
         if name in _OWN_ARGUMENT:
-            raise ValueError(f"{key_text} Set the `{_OWN_ARGUMENT[name]}` argument instead.")
+            raise ValueError(
+                f"{key_text} Set the `{_OWN_ARGUMENT[name]}` argument to `set_pipelining_options` instead."
+            )
         if name in _SET_BY_KERAS:
             raise ValueError(f"{key_text} This argument is automatically set by Keras.")
         if name in _NOT_WITH_KERAS:
@@ -195,6 +198,34 @@ class ModelExtension:
         if accumulate_outfeed is not None:
             options.accumulates_outfeed = bool(accumulate_outfeed)
         options.version += 1
+
+    @property
+    def _gradient_accumulation_steps_per_replica(self) -> int | None:
+        return options_of(self).accumulation_steps
+
+    @property
+    def _gradient_accumulation_reduction_method(self) -> GradientAccumulationReductionMethod:
+        return options_of(self).reduction
+
+    @property
+    def _gradient_accumulation_optimizer_kwargs(self) -> Mapping[str, object]:
+        return options_of(self).accumulation_arguments
+
+    @property
+    def _pipelining_gradient_accumulation_steps_per_replica(self) -> int | None:
+        return options_of(self).pipeline_steps
+
+    @property
+    def _pipelining_device_mapping(self) -> list[int] | None:
+        return options_of(self).device_mapping
+
+    @property
+    def _pipelining_accumulate_outfeed(self) -> bool:
+        return options_of(self).accumulates_outfeed
+
+    @property
+    def _asynchronous_callbacks(self) -> bool:
+        return options_of(self).asynchronous
 
     def set_asynchronous_callbacks(self, asynchronous: bool = False) -> None:
         """Whether callbacks for batches are called for every step, in a thread of their own."""

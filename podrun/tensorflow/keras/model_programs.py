@@ -7,6 +7,7 @@ gives its results to a queue of the host, for every step and replica.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -41,6 +42,7 @@ from podrun.tensorflow.keras.stage_tracing import (
     pipeline_assignment,
     tracing_stages,
 )
+from podrun.tensorflow.sdk.carried_state import GradientCaptureContext
 from podrun.tensorflow.sdk.gradient_accumulation import Accumulation
 from podrun.tensorflow.sdk.pipeline_rules import RecomputationMode, checked_pipeline, shape_of_pipeline
 
@@ -147,9 +149,11 @@ class ModelProgram:
         options = options_of(self.model)
         update = options.pipeline_steps if may_be_pipelined(self.model) else options.accumulation_steps
         if self.kind == "train" and update and self.count % update:
+            kind = "pipelined model" if may_be_pipelined(self.model) else "model"
             raise RuntimeError(
-                f"steps_per_execution {self.count} is not divisible by gradient_accumulation_steps_per_replica "
-                f"{update}."
+                f"The {kind} has been configured to use gradient accumulation for training, however the current "
+                f"`steps_per_execution` value (set to {self.count}) is not divisible by "
+                f"`gradient_accumulation_steps_per_replica` ({update}). Adjust either of them."
             )
 
     def _feed(self, traced: _Traced, first: Nested, iterator: Iterator[Nested]) -> DataFeed:
@@ -213,14 +217,16 @@ class ModelProgram:
         """Trace a step. A pipeline accumulates gradients, and its layers lie on the IPUs of their stages."""
         strategy, options = self.model.distribute_strategy, options_of(self.model)
         queue, values = _ElementQueue(element), ReportedValues()
-        graph = IpuGraph(f"keras_{self.model.name}", strategy.ordinal, automatic=True)
+        with strategy.scope(), strategy.replica():
+            graph = IpuGraph(f"keras_{self.model.name}", strategy.ordinal, automatic=True)
         assignment = pipeline_assignment(self.model) if pipelined else None
         if assignment is not None:
             mapping = checked_mapping(self.model, [s for s in entry_stages(assignment) if s is not None])
             check_shared_layers(assignment, mapping)
 
         def step() -> Nested:
-            results = self.function(queue.dequeue())
+            with capturing_gradients(self.model, self.kind):
+                results = self.function(queue.dequeue())
             flat = [tf.convert_to_tensor(t) for t in tf.nest.flatten(results)]
             values.count = len(flat)
             mark("enqueue", flat, [tf.TensorSpec([], tf.bool)], stateful=True, queue=values.number)
@@ -265,6 +271,27 @@ class ModelProgram:
                 recomputation_mode=mode if isinstance(mode, RecomputationMode) else None,
             )
             shape_pipeline(graph, shape)
+
+
+@contextlib.contextmanager
+def capturing_gradients(model: Model, kind: str) -> Iterator[None]:
+    """While a training step is traced, gradients that layers capture go to an optimizer that takes them."""
+    optimizer = getattr(model, "optimizer", None)
+    captures = kind == "train" and getattr(optimizer, "supports_captured_grads", False)
+    if optimizer is None or not captures:
+        yield
+        return
+    plain = optimizer.apply_gradients
+    with GradientCaptureContext() as context:
+
+        def apply(grads_and_vars: object, *args: object, **kwargs: object) -> object:
+            return plain(grads_and_vars, *args, captured_grads=dict(context.captured_gradients), **kwargs)
+
+        object.__setattr__(optimizer, "apply_gradients", apply)
+        try:
+            yield
+        finally:
+            object.__delattr__(optimizer, "apply_gradients")
 
 
 def warn_of_moving_statistics(model: Model) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tf_keras import Model
 
 _WIDTH = 89
-_SEQUENTIAL = (("Layer (type)", 0.6), ("Pipeline Stage", 1.0))
+_SEQUENTIAL = (("Layer (type)", 0.5), ("Pipeline Stage", 1.0))
 _GRAPH = (("Layer (type) (node index)", 0.4), ("Input Layers", 0.8), ("Pipeline Stage", 1.0))
 
 
@@ -53,6 +53,9 @@ class StageExtension:
 
     @property
     def _pipeline_stage_assignment_valid(self) -> bool:
+        return pipeline_assignment(self) is not None
+
+    def _is_pipelined(self) -> bool:
         return pipeline_assignment(self) is not None
 
 
@@ -107,4 +110,4 @@ def _row(fields: Sequence[str], ends: Sequence[int]) -> str:
     line = ""
     for text, end in zip(fields, ends, strict=True):
         line = (line + text)[: end - 1].ljust(end)
-    return line.rstrip()
+    return line

@@ -115,7 +115,8 @@ def checked_mapping(model: Model, stages: Sequence[int]) -> list[int]:
     available = DEVICES.count(model.distribute_strategy.ordinal)
     if available % needed:
         raise ValueError(
-            f"Pipelined model {model.name} requires a multiple of {needed} IPUs, but the device has {available}."
+            f"Current device has {available} IPUs attached, however the current model requires a multiple of {needed} "
+            f"IPUs: {model.name} is a pipeline."
         )
     return mapping
 

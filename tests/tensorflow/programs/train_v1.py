@@ -8,6 +8,7 @@ from tensorflow.python import ipu
 from tensorflow.python.ipu.scopes import ipu_scope
 
 tf.disable_v2_behavior()
+tf.set_random_seed(2)
 STEPS, BATCH, RUNS = 10, 16, 4
 random = np.random.RandomState(0)
 points = random.rand(256, 20).astype(np.float32)
