@@ -41,7 +41,13 @@ _IPU["optimizers"] = {
     "GradientAccumulationOptimizer": f"{_ADDONS}accumulating_wrappers:KerasGradientAccumulation",
     "IpuOptimizer": f"{_ADDONS}accumulating_wrappers:WrappedOptimizer",
     "ALSOptimizer": f"{_ADDONS}accumulating_wrappers:ALSOptimizer",
-}
+    **{
+        name: f"{_ADDONS}capturing:{name}"
+        for name in (
+            "ALSOptimizerAdam", "ALSOptimizerSGD", "ALSOptimizerRMSProp", "ALSGradientAccumulationOptimizer",
+        )
+    },
+}  # fmt: skip
 _LAYERS = {
     name: f"{_ADDONS}layers:{name}"
     for name in (
@@ -58,7 +64,9 @@ _LAYERS |= {
     "GroupNorm": f"{_ADDONS}layers:GroupNormalization",
     "InstanceNorm": f"{_ADDONS}layers:InstanceNormalization",
 }
-_IPU["layers"] = dict(_LAYERS)
+_IPU["layers"] = _LAYERS | {
+    name: f"{_ADDONS}capturing:{name}" for name in ("CaptureUpstreamGradients", "CaptureActivationGradients")
+}
 _OPTIMIZERS = {
     "IpuOptimizerBase": f"{_ADDONS}state_optimizers:IpuOptimizerBase",
     "AdamIpuOptimizer": f"{_ADDONS}state_optimizers:AdamIpuOptimizer",
@@ -122,15 +130,6 @@ REFUSED_NAMES = {
     **dict.fromkeys(
         ("Model", "Sequential", "PipelineModel", "PipelineSequential"),
         "classes of SDK 2.2; use keras.Model and keras.Sequential under an IPUStrategy",
-    ),
-    **dict.fromkeys(
-        ("ALSOptimizerAdam", "ALSOptimizerSGD", "ALSOptimizerRMSProp"),
-        "updates with scaled gradients; use ALSOptimizer around the optimizer of Keras",
-    ),
-    "ALSGradientAccumulationOptimizer": "use ALSOptimizer, and set_gradient_accumulation_options of the model",
-    **dict.fromkeys(
-        ("CaptureUpstreamGradients", "CaptureActivationGradients"),
-        "use grad_util_ops.capture_upstream_gradients in a GradientCaptureTape",
     ),
     "keras.experimental": "pipelines by profile; use set_pipeline_stage_assignment",
 }

@@ -23,7 +23,14 @@ from typing import Any
 from podrun.compat._keras_names import serve_keras_names
 from podrun.compat._tensorflow_contrib import contrib_module
 from podrun.compat._tensorflow_log import quiet_start
-from podrun.compat._tensorflow_names import MODULES, NAMES, OPTIMIZER_MODULES, REFUSED, REFUSED_MEMBERS
+from podrun.compat._tensorflow_names import (
+    MODULES,
+    MOVED,
+    NAMES,
+    OPTIMIZER_MODULES,
+    REFUSED,
+    REFUSED_MEMBERS,
+)
 from podrun.core.environment import PODRUN_TENSORFLOW, environment
 
 _HERE = str(Path(__file__).resolve().parent)
@@ -96,20 +103,23 @@ class SdkFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     ) -> importlib.machinery.ModuleSpec | None:
         """A spec for names of the SDK; None for all others."""
         below = fullname.startswith((f"{ROOT}.", "tensorflow.compiler.plugin.", "tensorflow_core."))
-        if below or fullname in (ROOT, "tensorflow.compiler.plugin") or _is_estimator(fullname):
+        alone = fullname in (ROOT, "tensorflow.compiler.plugin") or fullname in MOVED
+        if below or alone or _is_estimator(fullname):
             return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
         return None
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
         """The module of a spec."""
         name = spec.name
-        if name.startswith("tensorflow_core."):
-            module = importlib.import_module("tensorflow." + name.partition(".")[2])
+        if name.startswith("tensorflow_core.") or name in MOVED:
+            module = importlib.import_module(MOVED.get(name) or "tensorflow." + name.partition(".")[2])
             self._kept = (module, module.__spec__)
             return module
         if _is_estimator(name):
             return _estimator_module(name)
         if name.startswith("tensorflow.compiler.plugin"):
+            if name.endswith(".test_utils"):
+                return _joined(name, "test_utils")
             module = types.ModuleType(name)
             if name.endswith(("gen_ipu_ops", "gen_poputil_ops")):
                 source = importlib.import_module(_SDK + "replica_ops")

@@ -31,6 +31,8 @@ MODULES: dict[str, tuple[str, ...]] = {
     "statistics_ops": ("row_slices",),
     "serving": ("exported_models",),
     "dataset_benchmark": ("dataset_benchmark",),
+    "test_utils": ("support_for_tests",),
+    "gradient_accumulation_optimizer": ("wrapping_optimizers", "gradient_accumulation"),
     "data": ("dataset_benchmark",),
     "data.ops": ("dataset_benchmark",),
     "data.ops.dataset_ops": ("dataset_benchmark",),
@@ -69,6 +71,10 @@ _COLLECTIVES = {
 }
 NAMES: dict[str, dict[str, str]] = {
     "loops": {"repeat": "repeat_loop"},
+    "test_utils": {
+        "test_uses_ipus": "uses_ipus",
+        "test_may_use_ipus_or_model": "may_use_ipus_or_model",
+    },
     "pipelining_ops": {
         "pipeline": "run_pipeline",
         "recomputation_checkpoint": "ipu_recomputation_checkpoint",
@@ -111,6 +117,15 @@ NAMES: dict[str, dict[str, str]] = {
     "horovod": _COLLECTIVES,
 }
 """Names of the SDK that are others in our modules."""
+MOVED = {
+    "tensorflow.python.distribute.distribution_strategy_context": "tensorflow.python.distribute.distribute_lib",
+    "tensorflow.python.training.tracking": "tensorflow.python.trackable",
+    "tensorflow.python.training.tracking.base": "tensorflow.python.trackable.base",
+    "tensorflow.python.training.tracking.data_structures": "tensorflow.python.trackable.data_structures",
+    "tensorflow.python.training.tracking.tracking": "tensorflow.python.trackable.autotrackable",
+    "tensorflow.python.training.tracking.util": "tensorflow.python.checkpoint.checkpoint",
+}
+"""Modules of the SDK's TensorFlow -> where TensorFlow has them now."""
 REFUSED = {
     "vertex_edsl": "codelet expressions; write the expression with TensorFlow's operations",
     "popfloat_cast_to_gfloat": "popfloat; use float16 or float32",

@@ -42,6 +42,16 @@ def reduced_over_replicas(reduce_op: Any, value: Any) -> Any:
     return mark_like(kind, tf.convert_to_tensor(value), group=None)
 
 
+class IPUReplicaContext(_one_device._OneDeviceReplicaContext):  # type: ignore[misc]
+    """The context of a replica: reductions are over the replicas of the device."""
+
+    def all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
+        """The sum or mean over the replicas."""
+        if isinstance(reduce_op, str):
+            reduce_op = tf.distribute.ReduceOp(reduce_op.upper())
+        return tf.nest.map_structure(lambda v: reduced_over_replicas(reduce_op, v), value)
+
+
 class IPUStrategyV1(_one_device.OneDeviceStrategy):  # type: ignore[misc]
     """Variables made in its scope belong to the IPU, and ``run`` runs a tf.function there."""
 
@@ -82,7 +92,7 @@ class IPUStrategyV1(_one_device.OneDeviceStrategy):  # type: ignore[misc]
 
     def replica(self) -> Any:
         """The context of a replica, in which functions of the strategy are traced."""
-        return _one_device._OneDeviceReplicaContext(self)
+        return IPUReplicaContext(self)
 
     def experimental_run_v2(self, fn: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Deleted from the SDK as well: RuntimeError that names `run`."""
@@ -116,7 +126,8 @@ class IPUStrategyV1(_one_device.OneDeviceStrategy):  # type: ignore[misc]
 
     def _trace(self, fn: Any, args: Any, kwargs: Any) -> Any:
         name = getattr(fn, "__name__", "program")
-        graph = IpuGraph(f"ipu_{name}", self.ordinal, automatic=True)
+        with self.scope(), self.replica():
+            graph = IpuGraph(f"ipu_{name}", self.ordinal, automatic=True)
 
         def inner(value: Any, place: int) -> Any:
             if not isinstance(value, tf.Tensor):

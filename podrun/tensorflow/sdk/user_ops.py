@@ -7,6 +7,7 @@ from typing import NoReturn
 
 import tensorflow as tf
 
+from podrun.core.errors import NotFoundError
 from podrun.runtime.user_operators import find_user_operator, run_custom_op_files
 from podrun.tensorflow.capture.markers import mark
 
@@ -61,11 +62,27 @@ def precompiled_user_op(
     return results
 
 
-def cpu_user_operation(*_: object, library_path: str = "", **__: object) -> NoReturn:
-    """Refused: the host takes no part in the middle of a program."""
-    raise NotImplementedError(
-        "podrun does not run functions of the host in the middle of a program: write what the library computes as a "
-        "JAX function, and call custom_ops.precompiled_user_op."
+def cpu_user_operation(
+    inputs: Sequence[tf.Tensor],
+    library_path: str,
+    outs: Mapping[str, Sequence[object]] | None = None,
+    name: str = "UserOp",
+    op_name: str = "Callback",
+    separate_gradients: bool = False,
+    inputs_with_gradients: Sequence[int] | None = None,
+    attributes: str | None = None,
+    gradient_attributes: str | None = None,
+) -> list[tf.Tensor] | tf.Operation:
+    """The outputs of the Python function that stands for a library of the host's: see `precompiled_user_op`. The
+    function is one for the device, so the host takes no part.
+    """
+    _load_files()
+    try:
+        find_user_operator(library_path, op_name)
+    except NotFoundError:
+        op_name = "Build"
+    return precompiled_user_op(
+        inputs, library_path, "", outs, name, op_name, separate_gradients, inputs_with_gradients, attributes
     )
 
 

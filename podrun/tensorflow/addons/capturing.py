@@ -1,0 +1,155 @@
+"""``keras.ipu.layers`` that capture gradients, and ``keras.ipu.optimizers`` that scale the loss for one kind of update.
+
+Captured gradients go to the method ``apply_gradients`` of the model's optimizer, as ``captured_grads``, if its
+``supports_captured_grads`` is true. The updates of `ALSOptimizerAdam` and its like are those of `ALSOptimizer` around
+the optimizer of Keras: moments of scaled gradients, divided by the factor, are moments of gradients.
+"""
+
+from __future__ import annotations
+
+import tensorflow as tf
+import tf_keras
+
+from podrun.tensorflow.addons.accumulating_wrappers import ALSOptimizer, KerasGradientAccumulation
+from podrun.tensorflow.sdk.carried_state import capture_upstream_gradients
+
+
+class CaptureUpstreamGradients(tf_keras.layers.Wrapper):  # type: ignore[misc]
+    """A layer; the gradient that reaches its output is captured as ``tag``, its name with ``_cug`` by default."""
+
+    _suffix = "_cug"
+
+    def __init__(self, layer: tf_keras.layers.Layer, tag: str | None = None, **kwargs: object) -> None:
+        if not isinstance(layer, tf_keras.layers.Layer):
+            raise ValueError("Expected an instance of a keras.engine.base_layer.Layer")
+        self._tag = layer.name + self._suffix if tag is None else tag
+        kwargs.setdefault("name", self._tag)
+        super().__init__(layer, **kwargs)
+
+    @property
+    def tag(self) -> str:
+        """The name of the gradient."""
+        return self._tag
+
+    def call(self, inputs: tf.Tensor, *args: object, **kwargs: object) -> tf.Tensor:
+        """The layer's outputs."""
+        return captured_if_asked(self.layer(inputs, *args, **kwargs), self._tag)
+
+    def get_config(self) -> dict[str, object]:
+        """The layer and the tag."""
+        return {**super().get_config(), "tag": self._tag}
+
+
+def captured_if_asked(tensor: tf.Tensor, tag: str) -> tf.Tensor:
+    """The tensor, whose gradient is captured where a program captures some."""
+    try:
+        return capture_upstream_gradients(tensor, tag)
+    except RuntimeError:
+        return tensor
+
+
+class CaptureActivationGradients(CaptureUpstreamGradients):
+    """A layer; the gradients that reach the inputs of its activations are captured, as ``<tag>_<argument>``. ValueError
+    for a layer without activations.
+    """
+
+    _suffix = "_cag"
+
+    def __init__(self, layer: tf_keras.layers.Layer, tag: str | None = None, **kwargs: object) -> None:
+        super().__init__(layer, tag, **kwargs)
+        names = [
+            name
+            for name in layer.get_config()
+            if "activation" in name and callable(getattr(layer, name, None))
+        ]
+        if not names:
+            raise ValueError(
+                f"Layer {layer.name} does not use an activation function so is not supported by "
+                "keras.ipu.layers.CaptureActivationGradients"
+            )
+        for name in names:
+            setattr(layer, name, _capturing(getattr(layer, name), f"{self._tag}_{name}"))
+
+    def call(self, inputs: tf.Tensor, *args: object, **kwargs: object) -> tf.Tensor:
+        """The layer's outputs."""
+        return self.layer(inputs, *args, **kwargs)
+
+
+def _capturing(activation: object, tag: str) -> object:
+    def call(inputs: tf.Tensor) -> tf.Tensor:
+        return activation(captured_if_asked(inputs, tag))  # type: ignore[operator]
+
+    call.__name__ = getattr(activation, "__name__", "activation")
+    return call
+
+
+class ALSOptimizerAdam(ALSOptimizer):
+    """Automatic loss scaling around Adam."""
+
+    def __init__(
+        self,
+        learning_rate: float = 0.001,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        epsilon: float = 1e-7,
+        name: str = "ALSOptimizerAdam",
+        **scaling: object,
+    ) -> None:
+        inner = tf_keras.optimizers.legacy.Adam(learning_rate, beta_1, beta_2, epsilon)
+        super().__init__(inner, name=name, **scaling)  # type: ignore[arg-type]
+
+
+class ALSOptimizerSGD(ALSOptimizer):
+    """Automatic loss scaling around descent with momentum."""
+
+    def __init__(
+        self,
+        learning_rate: float = 0.01,
+        momentum: float = 0.0,
+        nesterov: bool = False,
+        name: str = "ALSOptimizerSGD",
+        **scaling: object,
+    ) -> None:
+        inner = tf_keras.optimizers.legacy.SGD(learning_rate, momentum, nesterov)
+        super().__init__(inner, name=name, **scaling)  # type: ignore[arg-type]
+
+
+class ALSOptimizerRMSProp(ALSOptimizer):
+    """Automatic loss scaling around RMSprop."""
+
+    def __init__(
+        self,
+        learning_rate: float = 0.001,
+        rho: float = 0.9,
+        momentum: float = 0.0,
+        epsilon: float = 1e-7,
+        centered: bool = False,
+        name: str = "ALSOptimizerRMSProp",
+        **scaling: object,
+    ) -> None:
+        inner = tf_keras.optimizers.legacy.RMSprop(learning_rate, rho, momentum, epsilon, centered)
+        super().__init__(inner, name=name, **scaling)  # type: ignore[arg-type]
+
+
+class ALSGradientAccumulationOptimizer(KerasGradientAccumulation):
+    """Gradients of scaled losses are accumulated; the `ALSOptimizer` updates with them and changes its factor."""
+
+    def __init__(
+        self, als_optimizer: ALSOptimizer, num_mini_batches: int, *args: object, **kwargs: object
+    ) -> None:
+        if not isinstance(als_optimizer, ALSOptimizer):
+            raise ValueError("ALSGradientAccumulationOptimizer must only wrap an instance of ALSOptimizer.")
+        kwargs.setdefault("name", "ALSGradientAccumulationOptimizer")
+        super().__init__(als_optimizer, num_mini_batches, *args, **kwargs)  # type: ignore[arg-type]
+
+    def get_scaled_loss(self, loss: tf.Tensor) -> tf.Tensor:
+        """The loss times the factor."""
+        return self._opt.get_scaled_loss(loss)
+
+    def get_unscaled_gradients(self, grads: list[tf.Tensor | None]) -> list[tf.Tensor | None]:
+        """The gradients divided by the factor."""
+        unscaled: list[tf.Tensor | None] = self._opt.get_unscaled_gradients(grads)
+        return unscaled
+
+    def _compute_gradients(self, *args: object, **kwargs: object) -> object:
+        return self._opt._compute_gradients(*args, **kwargs)

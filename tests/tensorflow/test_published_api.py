@@ -1,0 +1,197 @@
+"""What published programs and tests ask of the SDK's TensorFlow besides numbers: devices, names, messages, reports."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.tensorflow.test_version_1 import Program
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed"),
+]
+IPU = "/job:localhost/replica:0/task:0/device:IPU:0"
+POINTS = np.random.RandomState(0).rand(32, 4).astype(np.float32)
+SUMS = POINTS.sum(1, keepdims=True)
+
+
+def test_values_of_programs_name_their_ipu(ipu: Any) -> None:
+    import tensorflow as tf
+
+    strategy = ipu.ipu_strategy.IPUStrategy()
+    with strategy.scope():
+        variable = tf.Variable(1.0)
+        result = strategy.run(tf.function(lambda x: x + variable), args=[tf.constant(1.0)])
+        assert (variable.device, result.device) == (IPU, IPU)
+        assert tf.constant(1.0).device.endswith("CPU:0")
+    assert tf.Variable(1.0).device.endswith("CPU:0")
+    with tf.Graph().as_default(), tf.device("/device:IPU:0"):
+        assert tf.constant(1.0).op.device == "/device:IPU:0"
+
+
+def test_a_strategy_runs_functions_of_every_kind(ipu: Any) -> None:
+    import tensorflow as tf
+
+    strategy, one = ipu.ipu_strategy.IPUStrategy(), tf.constant(1.0)
+    function = tf.function(lambda x: x + 1.0)
+    concrete = function.get_concrete_function(tf.TensorSpec([], tf.float32))
+    with strategy.scope():
+        assert strategy.run(concrete, args=[one]) == 2.0
+        assert tf.function(lambda: strategy.run(lambda x: x + 2.0, args=[one]))() == 3.0
+        with pytest.raises(ValueError, match="does not support eager execution"):
+            strategy.run(lambda x: x, args=[one])
+
+
+def test_a_replica_reduces_over_all(ipu: Any) -> None:
+    import tensorflow as tf
+
+    Program(ipu, 2)
+    strategy = ipu.ipu_strategy.IPUStrategy()
+
+    @tf.function
+    def total() -> Any:
+        own = tf.cast(ipu.replication_ops.replication_index(), tf.float32)
+        return tf.distribute.get_replica_context().all_reduce("SUM", own + 1.0)
+
+    with strategy.scope():
+        assert strategy.run(total) == 3.0
+    Program(ipu, 1)
+
+
+def test_other_threads_iterate_as_usual(ipu: Any) -> None:
+    import tensorflow as tf
+
+    numbers: list[int] = []
+    with ipu.ipu_strategy.IPUStrategy().scope():
+        data = tf.data.Dataset.range(3)
+        thread = threading.Thread(target=lambda: numbers.extend(int(v) for v in data))
+        thread.start()
+        thread.join()
+        with pytest.raises(RuntimeError, match=r"tf\.function"):
+            next(iter(data))
+    assert numbers == [int(v) for v in data] == [0, 1, 2]
+
+
+def test_optimizer_functions_say_what_does_not_fit(ipu: Any) -> None:
+    import tensorflow as tf
+    import tf_keras
+
+    output = ipu.pipelining_ops.OptimizerFunctionOutput
+    with tf.Graph().as_default():
+        loss, tape = tf.square(1.0), tf.GradientTape()
+        first = tf.compat.v1.train.GradientDescentOptimizer(1.0)
+        second = tf_keras.optimizers.legacy.SGD()
+        for wrong, text in (
+            ((second, {"compute_gradients_args": (1,)}), "may not be used with OptimizerV2 instances"),
+            ((first, {"tape": tape}), "tape may only be used with OptimizerV2"),
+            ((first, {"variables": [1]}), "variables may only be used with OptimizerV2"),
+            ((second, {"tape": tape, "variables": [1]}), "may not be used when"),
+        ):
+            with pytest.raises(ValueError, match=text):
+                output(wrong[0], loss, **wrong[1])
+        with pytest.raises(TypeError, match="tape must be a GradientTape"):
+            output(second, loss, tape=["a"])
+        fits = output(second, loss, tape=tape)
+        with pytest.raises(ValueError, match="variables must be empty"):
+            fits.variables = [1]
+
+
+def test_scopes_leave_their_attributes(ipu: Any) -> None:
+    import tensorflow.compat.v1 as tf
+
+    kind = importlib.import_module("tensorflow.compiler.xla.xla_data_pb2").FrontendAttributes
+    with tf.Graph().as_default():
+        with ipu.scopes.frontend_attribute("a", "1"), ipu.scopes.frontend_attribute("b", "2"):
+            inside = tf.no_op()
+        outside = tf.no_op()
+        values = kind.FromString(inside.get_attr(ipu.scopes.FRONTEND_ATTRIBUTES_NAME)).map
+        assert dict(values) == {"a": "1", "b": "2"}
+        with pytest.raises(ValueError, match="has no attr"):
+            outside.get_attr(ipu.scopes.FRONTEND_ATTRIBUTES_NAME)
+        with (
+            pytest.raises(ValueError, match="Only support float16, float32, provided float64"),
+            ipu.scopes.partials_type(np.float64),
+        ):
+            pass
+
+
+def test_reports_are_where_the_configuration_says(ipu: Any) -> None:
+    import tensorflow as tf
+
+    tools = ipu.test_utils
+    helper, config = tools.ReportHelper(), ipu.config.IPUConfig()
+    helper.set_autoreport_options(config, output_execution_profile=True)
+    tools.add_hw_ci_connection_options(config)
+    config.configure_ipu_system()
+    strategy = ipu.ipu_strategy.IPUStrategy()
+    function = tf.function(lambda x: x * 2.0)
+    with strategy.scope():
+        for _ in range(2):
+            strategy.run(function, args=[tf.constant([1.0])])
+        helper.assert_num_reports(1)
+        strategy.run(function, args=[tf.constant([1.0, 2.0])])
+    helper.assert_num_reports(2)
+    helper.clear_reports()
+    helper.assert_num_reports(0)
+    Program(ipu, 1)
+
+
+def test_gradients_of_layers_are_captured(ipu: Any) -> None:
+    import tensorflow as tf
+    import tf_keras
+
+    from podrun.tensorflow.addons.capturing import CaptureActivationGradients, CaptureUpstreamGradients
+
+    class Capturing(tf_keras.optimizers.legacy.SGD):
+        supports_captured_grads = True
+
+        def apply_gradients(self, pairs: Any, captured_grads: Any = None, **options: Any) -> Any:
+            (self.tag,) = captured_grads
+            self.total.assign_add(tf.reduce_sum(captured_grads[self.tag]))
+            return super().apply_gradients(pairs, **options)
+
+    def captured(layer: Any, targets: np.ndarray) -> tuple[str, float]:
+        entry = tf_keras.Input(4, batch_size=8)
+        model = tf_keras.Model(entry, layer(entry))
+        optimizer = Capturing(0.0)
+        optimizer.total = tf.Variable(0.0)
+        model.compile(optimizer, "mse")
+        model.fit(POINTS, targets, batch_size=8, verbose=0)
+        return optimizer.tag, float(optimizer.total.numpy())
+
+    with ipu.ipu_strategy.IPUStrategy().scope():
+        plain = tf_keras.layers.Dense(1, kernel_initializer="ones", name="plain")
+        assert captured(CaptureUpstreamGradients(plain), SUMS + 1) == (
+            "plain_cug",
+            pytest.approx(-8.0, rel=1e-4),
+        )
+        curved = tf_keras.layers.Dense(1, activation="relu", kernel_initializer="ones", name="curved")
+        tag, total = captured(CaptureActivationGradients(curved), SUMS + 1)
+        assert (tag, total) == ("curved_cag_activation", pytest.approx(-8.0, rel=1e-4))
+        with pytest.raises(ValueError, match="does not use an activation function"):
+            CaptureActivationGradients(tf_keras.layers.Flatten())
+
+
+@pytest.mark.parametrize("name", ["Adam", "SGD", "RMSProp"])
+def test_scaled_updates_are_those_of_the_optimizer(ipu: Any, name: str) -> None:
+    import tf_keras
+
+    from podrun.tensorflow.addons import capturing
+
+    legacy = tf_keras.optimizers.legacy
+    plain = {"Adam": legacy.Adam, "SGD": legacy.SGD, "RMSProp": legacy.RMSprop}[name]
+    weights = []
+    for optimizer in (getattr(capturing, f"ALSOptimizer{name}")(0.01), plain(0.01)):
+        with ipu.ipu_strategy.IPUStrategy().scope():
+            layer = tf_keras.layers.Dense(1, kernel_initializer="ones", input_shape=(4,))
+            model = tf_keras.Sequential([layer])
+            model.compile(optimizer, "mse", steps_per_execution=4)
+            model.fit(POINTS, SUMS * 2, batch_size=8, epochs=4, shuffle=False, verbose=0)
+            weights.append(model.get_weights()[0])
+    np.testing.assert_allclose(weights[0], weights[1], atol=1e-4)
