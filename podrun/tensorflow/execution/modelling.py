@@ -140,8 +140,15 @@ def _forward(step: ModelledStep, node: Node | None) -> list[Node]:
 
 
 def _placed(nodes: Sequence[Node], places: Mapping[str, Place]) -> list[Node]:
-    """The nodes with places: their own, else that of the last maker of what they read; of constants, a reader's."""
+    """The nodes with places: their own, else that of the last maker of what they read, or of another reader of the
+    variables that they read; of constants, a reader's.
+    """
     makers: dict[str, Place] = {}
+    homes: dict[str, Place] = {}
+    for node in nodes:
+        own = places.get(node.label)
+        if own is not None and own.ipu is not None:
+            homes |= {name: own for name in sorted(reads(node)) if name not in homes}
     chosen: dict[str, Place] = {}
     first = Place(0, 0)
 
@@ -150,11 +157,12 @@ def _placed(nodes: Sequence[Node], places: Mapping[str, Place]) -> list[Node]:
 
     for node in nodes:
         sources = [makers[name] for name in sorted(reads(node)) if name in makers]
+        sources = sources or [homes[name] for name in sorted(reads(node)) if name in homes]
         own = places.get(node.label)
         chosen[node.label] = (
             own if own is not None and own.ipu is not None else max(sources, key=order, default=first)
         )
-        if reads(node) & makers.keys() or own is not None:
+        if sources or own is not None:
             makers |= dict.fromkeys(node.outputs, chosen[node.label])
     readers: dict[str, Place] = {}
     for node in reversed(nodes):
