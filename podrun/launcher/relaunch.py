@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from podrun.core.environment import PODRUN_FAULTS
-from podrun.core.errors import NotFoundError
+from podrun.core.errors import NotFoundError, UsageError
 from podrun.record.events import (
     LaunchHeader,
     Record,
@@ -37,10 +37,8 @@ class Relaunch:
     """Each launch resets the partition that it finds: what an earlier one broke must not count against this one."""
 
     def launch(self, record: Record, faults: Sequence[str], place: Path) -> int:
-        """Launch what was recorded with these faults, and record it to ``place``."""
-        folder = self.directory or record.header.directory
-        if os.path.isdir(folder) and self.directory is not None and self.each_in_a_new_folder:
-            folder = tempfile.mkdtemp(prefix="launch-", dir=folder)
+        """Launch what was recorded with these faults, and record it to ``place``. Raises NotFoundError, UsageError."""
+        folder = self._own_folder() if self.directory is not None else record.header.directory
         if not os.path.isdir(folder):
             raise NotFoundError(
                 f"the launch was recorded in {folder}, which does not exist",
@@ -56,6 +54,18 @@ class Relaunch:
         bare = {name: value for name, value in self.environ.items() if name != PODRUN_FAULTS}
         sys.stdout.flush()
         return self.start(words, bare, folder)
+
+    def _own_folder(self) -> str:
+        """The folder that was named, which is made if it is not there, or a new one in it."""
+        folder = str(self.directory)
+        try:
+            os.makedirs(folder, exist_ok=True)
+            return tempfile.mkdtemp(prefix="launch-", dir=folder) if self.each_in_a_new_folder else folder
+        except OSError as error:
+            raise UsageError(
+                f"--directory {folder} is no folder to launch in: {error.strerror}",
+                hint="Name one where you may write.",
+            ) from error
 
 
 def words_in(header: LaunchHeader, folder: str) -> list[str]:

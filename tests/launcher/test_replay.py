@@ -100,6 +100,15 @@ def test_a_replay_repeats_words_faults_and_folder(
     assert "the incidents differ\nevent 1 differs" in capsys.readouterr().out
 
 
+def test_a_folder_for_a_replay_is_made(run: Run, launches: FakeLaunches, tmp_path: Path) -> None:
+    assert run("replay", tmp_path / "r", "--directory", tmp_path / "a/fresh") == 0
+    assert launches.started[-1][1] == str(tmp_path / "a/fresh")
+    assert run("shrink", tmp_path / "r", "--directory", tmp_path / "b") == 0
+    assert {Path(folder).parent for _, folder in launches.started[1:]} == {tmp_path / "b"}
+    with pytest.raises(UsageError, match="r is no folder to launch in: File exists"):
+        run("replay", tmp_path / "r", "--directory", tmp_path / "r")
+
+
 def test_a_replay_without_ipus_compares_nothing(run: Run, launches: FakeLaunches, tmp_path: Path) -> None:
     """As on a partition shared with others, whose IPUs no launch resets."""
     launches.gets_ipus = [True, False]
