@@ -104,13 +104,18 @@ def test_types_that_the_device_lacks_are_named(strategy: Any) -> None:
 
 
 def test_rounding_is_that_of_the_configuration(strategy: Any, ipu: Any) -> None:
+    import tensorflow as tf
+
     with ipu.scopes.stochastic_rounding(False):
         pass
-    with (
-        pytest.raises(UnsupportedError, match=r"floating_point_behaviour\.esr"),
-        ipu.scopes.stochastic_rounding(True),
-    ):
-        pass
+
+    @tf.autograph.experimental.do_not_convert
+    def rounded(x: Any) -> Any:
+        with ipu.scopes.stochastic_rounding(True):
+            return x + 1
+
+    with pytest.raises(UnsupportedError, match=r"floating_point_behaviour\.esr"):
+        strategy.run(tf.function(rounded), args=[np.float32(1)])
 
 
 def test_shards_are_read_back(strategy: Any, ipu: Any) -> None:
@@ -125,7 +130,14 @@ def test_shards_are_read_back(strategy: Any, ipu: Any) -> None:
         return y
 
     strategy.run(tf.function(run), args=[np.float32(1)])
-    assert seen == [((1,), None)]
+    assert seen == [([1], None)]
+    with tf.Graph().as_default():
+        one = tf.constant(1.0)
+        with ipu.scopes.ipu_shard([1, 2]):
+            two = one + 1.0
+        assert ipu.sharding.get_sharding(two.op) == [1, 2]
+        assert ipu.sharding.has_attr(two.op, "_XlaSharding")
+        assert one.op in ipu.sharding.dependencies([two])
 
 
 def test_identical_random_numbers_are_not_promised(strategy: Any, ipu: Any) -> None:

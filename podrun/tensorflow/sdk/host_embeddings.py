@@ -7,8 +7,8 @@ iterations. Source of meaning: the SDK's documentation of ``embedding_ops``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import tensorflow as tf
 
@@ -68,10 +68,11 @@ class HostEmbedding:
         """The variable with the table's rows."""
         return self._table
 
-    @contextmanager
-    def register(self, session: tf.compat.v1.Session | None = None) -> Iterator[None]:
-        """The context in which programs look up."""
-        yield
+    def register(self, session: tf.compat.v1.Session | None = None) -> AbstractContextManager[HostEmbedding]:
+        """The context in which programs look up: it gives the embedding. ValueError without a session in a graph."""
+        if session is None and not tf.executing_eagerly():
+            raise ValueError("HostEmbedding.register requires a session when eager execution is disabled.")
+        return nullcontext(self)
 
     def lookup(self, indices: tf.Tensor, clip_indices: bool = True) -> tf.Tensor:
         """The rows of ``indices``, ``[*indices, size]``. UsageError outside of a program."""

@@ -21,6 +21,7 @@ from podrun.tensorflow.execution.device_table import DEVICES
 from podrun.tensorflow.execution.launching import install_sessions
 from podrun.tensorflow.execution.placed_devices import install_devices
 from podrun.tensorflow.execution.poplar_flags import flags
+from podrun.tensorflow.sdk.shard_ops import SHARDING
 
 
 @contextlib.contextmanager
@@ -38,12 +39,17 @@ def ipu_scope(device: str) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def ipu_shard(index: Any) -> Iterator[None]:
-    """Operations are on the IPU number ``index`` of the device."""
-    if not in_program():
-        yield
-        return
-    highest = max(index) if isinstance(index, (list, tuple)) else index
-    with at_place(highest):
+    """Operations are on the IPU number ``index`` of the device, and carry it as an attribute for the compiler."""
+    ipus = list(index) if isinstance(index, (list, tuple)) else [index]
+    kind = importlib.import_module("tensorflow.compiler.xla.xla_data_pb2").OpSharding
+    sharding = kind(type=kind.MAXIMAL, tile_assignment_devices=ipus)
+    attribute = tf.compat.v1.AttrValue(s=sharding.SerializeToString())
+    with contextlib.ExitStack() as scopes:
+        if in_program():
+            scopes.enter_context(at_place(max(ipus)))
+        if not tf.executing_eagerly():
+            graph: Any = tf.compat.v1.get_default_graph()
+            scopes.enter_context(graph._attr_scope({SHARDING: attribute}))
         yield
 
 

@@ -6,12 +6,14 @@ IPU of a replica operations are, as `ipu_shard` placed them.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Sequence
 from functools import reduce
 
 import tensorflow as tf
 
 from podrun.tensorflow.capture.places import at_place, places_in
+from podrun.tensorflow.graph.importer import needed_operations
 
 _COMBINED: dict[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]] = {
     "ADD": lambda a, b: a + b,
@@ -88,20 +90,41 @@ def _on_shards(tensor: tf.Tensor, count: int) -> list[tf.Tensor]:
     return results
 
 
-_INDEX_ATTRIBUTE = "sharding"
+SHARDING = "_XlaSharding"
+"""The attribute of operations that names their IPU."""
 
 
-def get_sharding(op: tf.Operation) -> tuple[int, ...] | None:
-    """The IPU of an operation, as a tuple; None for an operation that was placed nowhere in particular."""
+def get_sharding(op: tf.Operation) -> list[int] | None:
+    """The IPU of an operation, in a list; None for an operation that was placed nowhere in particular."""
+    if has_attr(op, SHARDING):
+        kind = importlib.import_module("tensorflow.compiler.xla.xla_data_pb2").OpSharding
+        return list(kind.FromString(op.get_attr(SHARDING)).tile_assignment_devices)
     place = places_in(op.graph).get(op.name)
-    return None if place is None or place.ipu is None else (place.ipu,)
+    return None if place is None or place.ipu is None else [place.ipu]
 
 
 def has_attr(o: tf.Operation, attr_name: str) -> bool:
-    """Whether an operation has an attribute. Of an operation that is on an IPU ``sharding`` is one."""
-    if attr_name == _INDEX_ATTRIBUTE:
-        return get_sharding(o) is not None
+    """Whether an operation has an attribute."""
     return attr_name in o.node_def.attr
+
+
+def get_shard_from_colocation(op: tf.Operation) -> bytes | None:
+    """The attribute that names an IPU, of what an operation is to be with, or of what it reads; None without any."""
+    for group in op.colocation_groups():
+        name = group.decode()[len("loc:@") :]
+        try:
+            beside = op.graph.get_operation_by_name(name)
+        except KeyError:
+            continue
+        if has_attr(beside, SHARDING):
+            return bytes(beside.get_attr(SHARDING))
+    sources = (t.op for t in op.inputs)
+    return next((bytes(o.get_attr(SHARDING)) for o in sources if has_attr(o, SHARDING)), None)
+
+
+def dependencies(roots: Sequence[tf.Tensor | tf.Operation]) -> set[tf.Operation]:
+    """The operations of ``roots``, and all that these need."""
+    return needed_operations(roots)
 
 
 def propagate_sharding(g: tf.Graph) -> None:
