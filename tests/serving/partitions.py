@@ -42,7 +42,7 @@ def partition_of_eight() -> Iterator[tuple[Commands, dict[str, str]]]:
                 },
             )
             server.send_signal(signal.SIGTERM)
-            server.communicate(timeout=60)
+            server.communicate(timeout=300)
     finally:
         shutil.rmtree(home, ignore_errors=True)
 
