@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import jsonschema
@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from podrun.core.documents import load_schema
+from podrun.core.errors import ServiceError
 from podrun.core.ipu_states import IpuErrorState, MachineState
 from podrun.core.telemetry import AttachedProcess, IpuReport, MachineReport
 from podrun.faults import Struck, parse_fault
@@ -160,3 +161,17 @@ def test_machines_on_their_way_into_a_partition_are_no_problem() -> None:
     ipus = tuple(IpuReport(i, i, error_state=IpuErrorState.NOT_READY) for i in range(4))
     report = MachineReport("ipum1", ipus=ipus)
     assert problems_of([view_of([report], PartitionState.PROVISIONING)], [], 0.0) == ()
+
+
+def test_a_watch_says_once_which_of_several_services_it_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = iter((ServiceError("nobody answers"), ServiceError("nobody answers"), KeyboardInterrupt()))
+
+    def connect(*_: object, say: Callable[[str], None]) -> None:
+        say("note: asking one of 2 services of yours")
+        raise next(looks)
+
+    monkeypatch.setattr("podrun.monitor.devices.connect_monitor", connect)
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    done = run_health("--watch")
+    assert done.stdout.count("begins") == 1
+    assert done.stderr.count("note: asking") == 1

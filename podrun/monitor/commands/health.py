@@ -53,11 +53,18 @@ def health_verb(form: str, strict: bool, **options: Any) -> int:
     if options["webhook"] and not options["watch"]:
         raise UsageError("--webhook tells changes, which --watch looks for", hint="Add --watch.")
 
+    told: set[str] = set()
+
     def examine() -> PodHealth:
         from podrun.monitor.devices import connect_monitor, on_stderr
         from podrun.monitor.pod_health import examine_pod
 
-        with connect_monitor(options["api_host"], options["api_port"], say=on_stderr) as client:
+        def say(line: str) -> None:  # Once, however often a watch looks.
+            if line not in told:
+                told.add(line)
+                on_stderr(line)
+
+        with connect_monitor(options["api_host"], options["api_port"], say=say) as client:
             return examine_pod(client, time.time())
 
     if options["slurm_node"]:
