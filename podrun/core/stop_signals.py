@@ -1,7 +1,9 @@
 """How a process hears that it shall end, while it serves or waits for work.
 
 A signal's handler runs in the main thread between any two of its steps. `threading.Event.set` takes a lock that
-`Event.wait` holds for a moment: a signal in that moment waits for ever for a lock that its own thread holds.
+`Event.wait` holds for a moment: a signal in that moment waits for ever for a lock that its own thread holds. And a
+signal that comes just before the main thread begins to wait, or that the kernel gives to another thread, runs its
+handler only when that wait ends: so no wait of the main thread is longer than `LOOK_SECONDS`.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, TypeVar
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 SignalHandler = Callable[[int, FrameType | None], object]
+LOOK_SECONDS = 1.0
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -43,8 +47,13 @@ class StopRequest:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait for the request, at most ``timeout`` seconds; None: without limit. True iff the request was made."""
-        if self._closed.acquire(timeout=-1 if timeout is None else timeout):
-            self._open()
+        end = None if timeout is None else time.monotonic() + timeout
+        while not self._is_set:
+            left = LOOK_SECONDS if end is None else end - time.monotonic()
+            if self._closed.acquire(timeout=max(0.0, min(left, LOOK_SECONDS))):
+                self._open()
+            elif end is not None and left <= LOOK_SECONDS:
+                break
         return self._is_set
 
     def _open(self) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import math
 import os
 import shutil
 import signal
@@ -228,7 +229,8 @@ def _wait(process: subprocess.Popen[bytes]) -> tuple[int, bool]:
 
     try:
         with stop_signals_handled(stop):
-            code = process.wait()
+            # With a limit Python looks again and again: a signal just before a wait without one would not end it.
+            code = process.wait(math.inf)
     finally:
         if process.poll() is None:
             process.kill()

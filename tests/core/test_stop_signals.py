@@ -38,6 +38,28 @@ while True:
 print(told, step)
 """
 
+SIGNAL_TO_ANOTHER_THREAD = """
+import signal, sys, threading, time
+from podrun.core.stop_signals import stop_on_signals
+
+stop, sent = stop_on_signals(), []
+
+def asleep():
+    with open(f"/proc/self/task/{threading.main_thread().native_id}/stat") as stat:
+        return stat.read().rpartition(")")[2].split()[0] == "S"
+
+def send():
+    looks = 0
+    while looks < 1000:  # Between two looks the main thread may go on, if it waits for nothing but Python's lock.
+        looks = looks + 1 if asleep() else 0
+    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+
+threading.Thread(target=send).start()
+begin = time.monotonic()
+heard = stop.wait(40)
+print("heard before the end" if heard and time.monotonic() - begin < 30 else "heard at the end")
+"""
+
 
 def test_a_signal_at_any_step_of_wait_is_heard() -> None:
     done = subprocess.run(
@@ -60,3 +82,10 @@ def test_every_waiter_goes_on_and_a_wait_without_request_ends() -> None:
         waiter.join(SECONDS)
     assert heard == [True] * 4
     assert stop.wait()
+
+
+def test_a_signal_that_another_thread_gets_ends_the_wait_of_the_main_one() -> None:
+    told = subprocess.run(
+        [sys.executable, "-c", SIGNAL_TO_ANOTHER_THREAD], capture_output=True, text=True, timeout=SECONDS
+    )
+    assert told.stdout == "heard before the end\n", told.stderr

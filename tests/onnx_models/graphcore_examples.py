@@ -21,7 +21,7 @@ def elementwise() -> list[Example]:
             g(op, [x])
             for op in ("Gelu", "GeluErf", "Swish", "Expm1", "Round", "NearbyInt", "Nop", "TensorRemap")
         ),
-        *(g(op, [x]) for op in ("Detach", "PrintTensor")),
+        *(g(op, [x]) for op in ("Detach", "PrintTensor", "PrintTileMapping")),
         g("Log1p", [np.abs(x)]),
         *(g(op, [x, random(2, 3, seed=1, low=0.5, high=2.0)]) for op in ("Atan2", "Fmod", "Remainder")),
         g("Scale", [x], scale=1.5),
