@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+
+os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
+"""TensorFlow reads it once, when the first test of the process imports it: whichever tests run, tf.keras is Keras 2."""
 
 
 def _changed_by_the_front_end() -> list[tuple[Any, tuple[str, ...]]]:
