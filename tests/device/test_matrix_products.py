@@ -38,7 +38,7 @@ from tests.stress.guarded import GuardedMemory, guarded_product
 from .conftest import owners, together
 from .programs import computation
 
-native: Any = importlib.import_module("podrun.device.xla._onednn") if convolutions.multiplies() else None
+native: Any = importlib.import_module("podrun.device.xla._onednn") if convolutions.available() else None
 pytestmark = pytest.mark.skipif(native is None, reason="podrun's C module is not built")
 M, N, K = 160, 176, 208
 
@@ -388,11 +388,10 @@ def test_gradients_that_machines_reduce_are_written_where_others_read_them(
     assert trained(executable, factor, pieces) == result
 
 
-def test_a_module_of_an_earlier_checkout_leaves_products_to_xla(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert convolutions.multiplies()
-    monkeypatch.delattr(native, "multiply")
-    assert convolutions.available()
-    assert not convolutions.multiplies()
+def test_a_module_of_an_earlier_checkout_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(native, "product_handler")
+    with pytest.raises(RuntimeError, match="built from an earlier checkout"):
+        convolutions._start()
 
 
 def test_the_call_of_a_product_names_its_form() -> None:

@@ -268,18 +268,6 @@ def available() -> bool:
         return _started()
 
 
-def networks_available() -> bool:
-    """Whether the C module that is installed computes networks: one built from older sources does not."""
-    module = importlib.import_module("podrun.device.xla._onednn") if available() else None
-    return hasattr(module, "network")
-
-
-def multiplies() -> bool:
-    """Whether the C module that is installed computes products, alike."""
-    module = importlib.import_module("podrun.device.xla._onednn") if available() else None
-    return hasattr(module, "multiply")
-
-
 @functools.cache
 def _started() -> bool:
     if platform.machine() != "x86_64" or platform.system() != "Linux":
@@ -307,16 +295,16 @@ def _start() -> None:
         module = importlib.import_module("podrun.device.xla._onednn")
     except ImportError as error:
         raise RuntimeError(f"podrun was installed without its C module ({error})") from error
+    if not all(hasattr(module, name) for name in ("network_handler", "product_handler")):
+        raise RuntimeError("its C module was built from an earlier checkout (there: make)")
     module.load(_path())
     check_convolutions(module.compute)
+    check_products(module.multiply)
     import jax
 
     jax.ffi.register_ffi_target(TARGET, module.handler(), platform="cpu")
-    if hasattr(module, "network_handler"):
-        jax.ffi.register_ffi_target(NETWORK_TARGET, module.network_handler(), platform="cpu")
-    if hasattr(module, "multiply"):
-        check_products(module.multiply)
-        jax.ffi.register_ffi_target(PRODUCT_TARGET, module.product_handler(), platform="cpu")
+    jax.ffi.register_ffi_target(NETWORK_TARGET, module.network_handler(), platform="cpu")
+    jax.ffi.register_ffi_target(PRODUCT_TARGET, module.product_handler(), platform="cpu")
 
 
 def _path() -> str:

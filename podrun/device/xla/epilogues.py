@@ -12,7 +12,7 @@ replaces calls by the called functions, `producer` finds the operation that defi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -162,17 +162,18 @@ def inline(ir: ModuleType, module: MlirModule) -> None:
         if _is_wall(call, block):
             _barrier(ir, call)
             continue
-        values = dict(zip(block.arguments, call.operands, strict=True))
-        for op in block:
-            if op.operation.name == "func.return":
-                for old, new in zip(call.results, op.operands, strict=True):
-                    old.replace_all_uses_with(values[new])
-                continue
-            clone = op.operation.clone(ip=ir.InsertionPoint(call))
-            rename(clone, values)
-            values.update(zip(op.results, clone.results, strict=True))
-            queue += [o for o in (clone, *nested(clone)) if o.name == "func.call"]
+        copy = functions[name].operation.clone(ip=ir.InsertionPoint(module.body))
+        body = copy.regions[0].blocks[0]
+        for argument, operand in zip(body.arguments, call.operands, strict=True):
+            argument.replace_all_uses_with(operand)
+        *operations, end = [op.operation for op in body]
+        for op in operations:
+            op.move_before(call)
+            queue += [o for o in (op, *nested(op)) if o.name == "func.call"]
+        for old, new in zip(call.results, end.operands, strict=True):
+            old.replace_all_uses_with(new)
         call.erase()
+        copy.erase()
     for name in sorted(inlined):
         functions[name].operation.erase()
 
@@ -212,14 +213,6 @@ def rebuild_walls(ir: ModuleType, module: MlirModule) -> None:
             )
         result.replace_all_uses_with(barrier.results[0])
         op.erase()
-
-
-def rename(op: MlirOperation, values: Mapping[MlirValue, MlirValue]) -> None:
-    """Replace old operands by new ones in an operation and in those nested in it."""
-    for inner in (op, *nested(op)):
-        for place, operand in enumerate(inner.operands):
-            if operand in values:
-                inner.operands[place] = values[operand]
 
 
 def nested(operation: MlirOperation) -> Iterator[Any]:

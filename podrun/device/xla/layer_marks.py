@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 POOL, CUT = "podrun_pool", "podrun_cut"
 _TIDY = "builtin.module(func.func(canonicalize,cse))"
 _COMBINE = {"stablehlo.maximum": (0, float("-inf")), "stablehlo.add": (1, 0.0)}
-"""Kind of a window, and what its padding is."""
+"""Operation that combines a window -> the kind of the window, and the value of its padding."""
 
 
 def mark_layers(ir: ModuleType, module: MlirModule) -> None:

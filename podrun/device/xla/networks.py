@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from podrun.device.xla.convolutions import NETWORK_TARGET, TARGET, Kind, networks_available
+from podrun.device.xla.convolutions import NETWORK_TARGET, TARGET, Kind, available
 from podrun.device.xla.epilogues import nested, per_channel, producer
 from podrun.device.xla.layer_marks import CUT, POOL, main_blocks, mark_layers
 from podrun.device.xla.network_steps import (
@@ -52,7 +52,7 @@ def join_networks(lowered: Lowered, parts: int = 2) -> int:
 
     ``parts``: into how many a large layer that is no convolution is divided, at most 2.
     """
-    if not networks_available():
+    if not available():
         return 0
     module, ir = stablehlo(lowered), mlir()
     with module.context, ir.Location.unknown():
@@ -112,19 +112,19 @@ class _Draft:
     network: LayerNetwork
     members: list[Any] = field(default_factory=list)
     images: dict[Any, int] = field(default_factory=dict)
-    """By value."""
+    """The image of each MLIR value."""
     operands: dict[Any, int] = field(default_factory=dict)
-    """By value: its position."""
+    """The position of each MLIR value among the call's operands."""
     results: set[Any] = field(default_factory=set)
-    """Values that its layers compute."""
+    """MLIR values that the network's layers compute."""
     derived: set[Any] = field(default_factory=set)
-    """Values that XLA computes from these."""
+    """MLIR values that XLA computes from `results`."""
     readers: list[Any] = field(default_factory=list)
-    """The operations that compute them, in order."""
+    """The operations that compute `derived`, in order."""
     early: int = 0
-    """How many of those stand before the last layer."""
+    """How many of `readers` stand before the last layer."""
     heavy: int = 0
-    """Convolutions and windows."""
+    """How many layers are convolutions or windows."""
 
     @property
     def worth_it(self) -> bool:
@@ -135,7 +135,7 @@ class _Draft:
         return any(value in self.derived for value in op.operands)
 
     def pass_by(self, op: MlirOperation) -> None:
-        """Leave an operation to XLA."""
+        """Leave an operation to XLA, and note whether it reads what the network computes."""
         read = [value for inner in (op, *nested(op)) for value in inner.operands]
         if any(value in self.results or value in self.derived for value in read):
             self.readers.append(op)
@@ -209,7 +209,9 @@ class _Draft:
         return True
 
     def _other(self, value: MlirValue) -> tuple[ChainOperand, int]:
-        """Another operand, as few values as possible."""
+        """The second operand of a chain's operation, in the form with the fewest values: a number, one for each channel
+        or pixel, or all.
+        """
         splat = _splat(value)
         if splat is not None:
             return ChainOperand.NUMBER, splat

@@ -37,7 +37,7 @@ from podrun.device.xla.clients import (
     two_thread_device,
     use_one_heap,
 )
-from podrun.device.xla.convolutions import formulation, multiplies
+from podrun.device.xla.convolutions import available, formulation
 from podrun.device.xla.custom_calls import check_calls, check_operations
 from podrun.device.xla.kept_pieces import KeptPieces, piece_name
 from podrun.device.xla.matrix_products import rewrite_products
@@ -146,7 +146,7 @@ class PieceCache:
         if calls:
             simplify_sums(stablehlo(lowered))
         placed = frozenset(
-            p.place - 1 for p in rewrite_products(lowered, multiplies) if p.place and not shared
+            p.place - 1 for p in rewrite_products(lowered, available) if p.place and not shared
         )
         with self._kept.first_on_host(key):
             call = _compile(lowered, computation.name)

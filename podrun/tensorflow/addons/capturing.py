@@ -28,7 +28,7 @@ class CaptureUpstreamGradients(tf_keras.layers.Wrapper):  # type: ignore[misc]
 
     @property
     def tag(self) -> str:
-        """The name of the gradient."""
+        """The name under which the gradient is captured."""
         return self._tag
 
     def call(self, inputs: tf.Tensor, *args: object, **kwargs: object) -> tf.Tensor:
@@ -84,7 +84,7 @@ def _capturing(activation: object, tag: str) -> object:
 
 
 class ALSOptimizerAdam(ALSOptimizer):
-    """Automatic loss scaling around Adam."""
+    """Keras' Adam with automatic loss scaling. ``scaling``: the arguments of `ALSOptimizer`."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class ALSOptimizerAdam(ALSOptimizer):
 
 
 class ALSOptimizerSGD(ALSOptimizer):
-    """Automatic loss scaling around descent with momentum."""
+    """Keras' SGD with automatic loss scaling. ``scaling``: the arguments of `ALSOptimizer`."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class ALSOptimizerSGD(ALSOptimizer):
 
 
 class ALSOptimizerRMSProp(ALSOptimizer):
-    """Automatic loss scaling around RMSprop."""
+    """Keras' RMSprop with automatic loss scaling. ``scaling``: the arguments of `ALSOptimizer`."""
 
     def __init__(
         self,

@@ -70,6 +70,11 @@ class HostFunction:
         outcome = self._session.run([*self._results, *self._targets], fed, options=options)
         return [np.asarray(value) for value in outcome[: len(self._results)]]
 
+    def of_rows(self, rows: Mapping[str, np.ndarray]) -> list[list[np.ndarray]]:
+        """The results for each replica. ``rows``: of all that is ``entering``, a row for each replica or one row."""
+        count = max((len(value) for value in rows.values()), default=1)
+        return [self({name: value[row % len(value)] for name, value in rows.items()}) for row in range(count)]
+
 
 def _operations_between(starts: Sequence[Any], known: Collection[str]) -> list[Any]:
     """The operations behind which there are only known tensors, variables and constants."""

@@ -49,8 +49,8 @@ def has_parts(graph: Any) -> bool:
 
 
 def is_in_parts(graph: Any, results: Sequence[Any], effects: Sequence[Any]) -> bool:
-    """Whether a program is more than operations of the device, or one counted loop that starts from inputs and
-    constants and whose results are the program's.
+    """Whether a program has to run in parts. It does not if all of it is operations of the device, or one counted loop
+    that starts from inputs and constants and whose results are the program's.
     """
     needed = needed_operations([*(r.op for r in results), *effects])
     apart = [operation for operation in needed if is_apart(graph, operation)]
@@ -127,7 +127,7 @@ def computed_again(levels: Mapping[Any, int]) -> dict[int, set[Any]]:
 
 
 def _path(targets: Sequence[Any], sources: Sequence[Any]) -> list[Any]:
-    """The operations between sources and targets."""
+    """The operations through which gradients of ``targets`` reach ``sources``."""
     starts = {id(origin(s)) for s in sources} | {id(s) for s in sources}
     operations = needed_operations([t.op for t in targets])
     depends: set[Any] = set()
@@ -144,7 +144,7 @@ def _number(operation: Any) -> int:
 
 
 def held_everywhere(operation: Any) -> bool:
-    """Whether each part has an operation of its own: constants, and names of variables."""
+    """Whether each part that needs an operation has its own copy of it: constants, and names of variables."""
     of_variable = operation.type == "Identity" and operation.outputs[0].dtype == tf.resource
     return bool(operation.type == "Const" or of_variable)
 

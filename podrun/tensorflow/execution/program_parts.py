@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -91,6 +91,13 @@ class CrossingQueue:
         return DataFeed(elements, ahead=local_replicas, name=f"infeed{self.number}")
 
 
+class ProgramStage(Protocol):
+    """A part of a `GraphParts`: it reads values of parts before it, and adds what it computes to ``rows``."""
+
+    def run(self, parts: GraphParts, rows: dict[str, np.ndarray], state: PartState) -> None:
+        """Run this part."""
+
+
 class GraphParts:
     """A graph in parts. ``keys``: tensor of the graph -> key of its value, for variables and what the program's caller
     gives; other inputs are given to `run`.
@@ -108,7 +115,7 @@ class GraphParts:
         self.results = list(results)
         levels = part_levels(graph, results, effects)
         again = computed_again(levels)
-        self.parts: list[Any] = []
+        self.parts: list[ProgramStage] = []
         wanted = {id(r) for r in results}
         for operation, level in levels.items():
             wanted |= {id(t) for t in operation.inputs if levels.get(t.op, level) != level}
@@ -121,7 +128,7 @@ class GraphParts:
             if part is not None:
                 self.parts.append(part)
 
-    def _part(self, own: Sequence[Any], done: frozenset[Any], wanted: Collection[int]) -> Any:
+    def _part(self, own: Sequence[Any], done: frozenset[Any], wanted: Collection[int]) -> ProgramStage | None:
         leaving = [t for o in own for t in o.outputs if id(t) in wanted and t.dtype != tf.resource]
         loop = loop_of(self.graph, own[0])
         if loop is not None:
@@ -260,12 +267,10 @@ class DrivenLoop:
         return [np.zeros((1,), np.int32) if v is None else v for v in values[self.loop.first :]]
 
     def _holds(self, values: Sequence[np.ndarray | None], state: PartState) -> bool:
-        feeds = [(t, v) for t, v in zip(self.loop.condition.inputs, values, strict=False) if v is not None]
-        answers = []
-        for row in range(max((len(v) for _, v in feeds), default=1)):
-            fed = {t.name: v[row % len(v)] for t, v in feeds}
-            fed |= {t.name: state.values[key] for t, key in self.reads}
-            answers.append(bool(self.holds(fed)[0]))
+        feeds = zip(self.loop.condition.inputs, values, strict=False)
+        rows = {t.name: v for t, v in feeds if v is not None}
+        rows |= {t.name: np.asarray(state.values[key])[None] for t, key in self.reads}
+        answers = [bool(answer) for (answer,) in self.holds.of_rows(rows)]
         if len(set(answers)) > 1:
             raise UnsupportedError(
                 "A loop with queues goes on on some replicas and ends on others.",
@@ -305,10 +310,7 @@ class HostPart:
     def run(self, parts: GraphParts, rows: dict[str, np.ndarray], state: PartState) -> None:
         """Run it, and add what it gives to the rows."""
         values = {t.name: parts.rows_of(t, rows, state) for t in self.function.entering}
-        results = [
-            self.function({name: value[row % len(value)] for name, value in values.items()})
-            for row in range(max((len(value) for value in values.values()), default=1))
-        ]
+        results = self.function.of_rows(values)
         rows.update((t.name, np.stack([r[i] for r in results])) for i, t in enumerate(self.leaving))
 
 

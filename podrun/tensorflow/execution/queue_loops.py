@@ -21,8 +21,8 @@ def origin(tensor: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Counter:
-    """A comparison that a loop goes on for: the input ``place`` grows by ``step`` and stays below a bound, which is an
-    input or a number.
+    """A comparison of a loop's condition: a counter is less than a bound. ``place``: the counter's position among the
+    loop's inputs; an iteration adds ``step`` to it. ``bound``: ("input", a position) or ("number", the number).
     """
 
     place: int
@@ -30,7 +30,7 @@ class Counter:
     step: int = 1
 
     def iterations(self, starts: Sequence[Any]) -> int:
-        """How often it holds, from the values with which the loop starts."""
+        """The number of iterations in which it holds. ``starts``: the values of the loop's inputs when it begins."""
         kind, value = self.bound
         left = (int(starts[value]) if kind == "input" else value) - int(starts[self.place])
         return max(-(-left // self.step), 0)

@@ -84,7 +84,7 @@ def _svd(ctx: Any, node: Node, x: Array) -> Any:
 
 @computes("SelfAdjointEigV2", attributes="compute_v")
 def _eigen(ctx: Any, node: Node, x: Array) -> Any:
-    """Of the matrix whose lower triangle is that of ``x``, so that gradients go there too."""
+    """Eigenvalues and eigenvectors of a symmetric matrix. Its lower triangle alone is read, so gradients go there."""
     whole = jnp.tril(x) + _turned(jnp.tril(x, -1))
     values, vectors = _wide(lambda a: tuple(jnp.linalg.eigh(a, symmetrize_input=False)), whole)
     return values, vectors
@@ -114,7 +114,7 @@ class _Band:
 
     @property
     def at(self) -> tuple[Any, ...]:
-        """The elements' places, as an index."""
+        """The index of the elements in the matrix."""
         return (..., self.rows[self.valid], self.columns[self.valid])
 
 

@@ -64,7 +64,7 @@ def _multiply_no_nan(a: Array, b: Array) -> Array:
 
 
 def _clipped(x: Array, low: Array, high: Array) -> Array:
-    """x within limits, to which the gradient goes where x lies beyond them, not where it is equal."""
+    """x clipped to limits. The gradient goes to a limit where x lies beyond it, and to x where they are equal."""
     bounded = jnp.where(x < low, low, jnp.where(x > high, high, x))
     return with_gradient(jnp.clip(x, low, high), bounded) if is_float(x) else jnp.clip(x, low, high)
 
@@ -74,7 +74,7 @@ def _relu6(x: Array) -> Array:
 
 
 def _selu(x: Array) -> Array:
-    """Of the gradients at 0 that from above."""
+    """SELU; its slope at 0 is that above 0."""
     scale, alpha = jnp.asarray(1.0507009873554805, x.dtype), jnp.asarray(1.7580993408473768, x.dtype)
     below = x < 0
     return jnp.where(below, alpha * jnp.expm1(jnp.where(below, x, jnp.zeros((), x.dtype))), scale * x)
@@ -130,7 +130,7 @@ for _types, _function in _FUNCTIONS.items():
 
 @computes("Maximum", "Minimum", folds=True)
 def _larger_or_smaller(ctx: Any, node: Any, a: Array, b: Array) -> Array:
-    """The gradient of equals goes to the first one."""
+    """The larger or the smaller of two; the gradient of equal ones goes to ``a``."""
     largest = node.op_type == "Maximum"
     value = (ctx.xp.maximum if largest else ctx.xp.minimum)(a, b)
     if ctx.xp is np or not is_float(value):
@@ -273,7 +273,7 @@ def _sparse(ctx: Any, node: Any, logits: Array, labels: Array) -> Any:
 
 @computes("SoftmaxCrossEntropyWithLogits")
 def _dense(ctx: Any, node: Any, logits: Array, labels: Array) -> Any:
-    """The gradient of logits is that of labels whose sum is 1, whatever it is."""
+    """The loss and its gradient, which is softmax minus labels, as in TensorFlow also where these do not sum to 1."""
     wide, target = jnp.broadcast_arrays(logits.astype(jnp.float32), labels.astype(jnp.float32))
     logs = jax.nn.log_softmax(wide)
     fixed, fixed_logs = lax.stop_gradient(target), lax.stop_gradient(logs)

@@ -69,7 +69,9 @@ class HostEmbedding:
         return self._table
 
     def register(self, session: tf.compat.v1.Session | None = None) -> AbstractContextManager[HostEmbedding]:
-        """The context in which programs look up: it gives the embedding. ValueError without a session in a graph."""
+        """A context manager that gives this embedding, and in which programs look up its rows. Raises ValueError where
+        a graph is built and there is no session.
+        """
         if session is None and not tf.executing_eagerly():
             raise ValueError("HostEmbedding.register requires a session when eager execution is disabled.")
         return nullcontext(self)

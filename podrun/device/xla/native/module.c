@@ -9,6 +9,7 @@
 #include "library.h"
 #include "network.h"
 #include "plans.h"
+#include "python_buffers.h"
 #include "workers.h"
 #include "xla_ffi.h"
 
@@ -55,12 +56,10 @@ handle(FfiCall *call)
 {
     if (call->extension)
         return described(call);
-    const FfiAttributes *attributes = &call->attributes;
-    const FfiArray *numbers = attributes->count == 1 ? attributes->values[0] : NULL;
+    const FfiArray *numbers = numbers_of(call);
     Convolution c;
     Manner manner;
-    if (!numbers || attributes->kinds[0] != FFI_ARRAY || numbers->type != FFI_S64 ||
-        convolution_decode(numbers->data, numbers->length, &c, &manner))
+    if (!numbers || convolution_decode(numbers->data, numbers->length, &c, &manner))
         return failed(call, FFI_INVALID, "podrun_convolution: its numbers describe no convolution");
     int64_t sizes[OPERANDS + 1];
     float *operands[OPERANDS] = {0};
@@ -86,10 +85,9 @@ handle_network(FfiCall *call)
 {
     if (call->extension)
         return described(call);
-    const FfiAttributes *attributes = &call->attributes;
-    const FfiArray *numbers = attributes->count == 1 ? attributes->values[0] : NULL;
+    const FfiArray *numbers = numbers_of(call);
     const char *error = "podrun_network: it has no numbers";
-    if (!numbers || attributes->kinds[0] != FFI_ARRAY || numbers->type != FFI_S64)
+    if (!numbers)
         return failed(call, FFI_INVALID, error);
     Network *network = network_take(numbers->data, numbers->length, &error);
     if (!network)
@@ -122,14 +120,8 @@ static int
 decode_python(PyObject *from, Convolution *c, Manner *manner)
 {
     int64_t numbers[CONVOLUTION_NUMBERS];
-    PyObject *items = PySequence_Fast(from, "a convolution is a sequence of integers");
-    if (!items)
-        return -1;
-    const Py_ssize_t count = PySequence_Fast_GET_SIZE(items);
-    for (Py_ssize_t i = 0; i < count && i < CONVOLUTION_NUMBERS; i++)
-        numbers[i] = PyLong_AsLongLong(PySequence_Fast_GET_ITEM(items, i));
-    Py_DECREF(items);
-    if (PyErr_Occurred())
+    const Py_ssize_t count = integers_of(from, numbers, CONVOLUTION_NUMBERS);
+    if (count < 0)
         return -1;
     if (convolution_decode(numbers, (size_t)count, c, manner)) {
         PyErr_SetString(PyExc_ValueError, "these numbers describe no convolution");
@@ -208,26 +200,17 @@ compute(PyObject *module, PyObject *args)
     PyObject *from, *given, *into;
     Convolution c;
     Manner manner;
-    int held = 0;
+    int fits;
     int64_t sizes[OPERANDS + 1];
     Py_buffer views[OPERANDS + 1];
-    float *operands[OPERANDS] = {0};
+    float *memory[OPERANDS + 1] = {0};
     if (!PyArg_ParseTuple(args, "OO!O", &from, &PyTuple_Type, &given, &into) || decode_python(from, &c, &manner))
         return NULL;
     const int count = sizes_of(&c, sizes);
     const char *error = "another number of operands, or of their elements, than the numbers say";
-    int fits = PyTuple_GET_SIZE(given) == count;
-    for (; fits && held <= count; held++) {
-        PyObject *source = held < count ? PyTuple_GET_ITEM(given, held) : into;
-        if (PyObject_GetBuffer(source, &views[held], held < count ? PyBUF_SIMPLE : PyBUF_WRITABLE))
-            break;
-        const Py_ssize_t bytes = sizes[held] * (Py_ssize_t)sizeof(float);
-        fits = held == WEIGHTS && c.kind == FORWARD ? views[held].len >= bytes : views[held].len == bytes;
-        if (held < count)
-            operands[held] = views[held].buf;
-    }
-    if (fits && held > count) {
-        const Arrays arrays = arrays_of(&c, manner, operands, views[count].buf);
+    int held = hold_floats(given, into, sizes, count, c.kind == FORWARD ? WEIGHTS : -1, views, memory, &fits);
+    if (fits) {
+        const Arrays arrays = arrays_of(&c, manner, memory, memory[count]);
         Py_BEGIN_ALLOW_THREADS
         error = convolution_compute(&c, &arrays, manner.parts);
         Py_END_ALLOW_THREADS

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "product.h"
+#include "python_buffers.h"
 #include "xla_ffi.h"
 
 enum { PRODUCT_NUMBERS = 8, OPERANDS = 4 };
@@ -42,12 +43,10 @@ handle_product(FfiCall *call)
 {
     if (call->extension)
         return described(call);
-    const FfiAttributes *attributes = &call->attributes;
-    const FfiArray *numbers = attributes->count == 1 ? attributes->values[0] : NULL;
+    const FfiArray *numbers = numbers_of(call);
     Product p;
     int parts;
-    if (!numbers || attributes->kinds[0] != FFI_ARRAY || numbers->type != FFI_S64 ||
-        decode_product(numbers->data, numbers->length, &p, &parts))
+    if (!numbers || decode_product(numbers->data, numbers->length, &p, &parts))
         return failed(call, FFI_INVALID, "podrun_product: its numbers describe no product");
     int64_t sizes[OPERANDS];
     const float *operands[OPERANDS] = {0};
@@ -67,20 +66,6 @@ handle_product(FfiCall *call)
 
 /* --- Python -------------------------------------------------------------------------------------------------------- */
 
-/* The integers of a sequence, of which `most` have room; gives how many there are, or -1 with an exception. */
-static Py_ssize_t
-numbers_of(PyObject *from, int64_t *numbers, Py_ssize_t most)
-{
-    PyObject *items = PySequence_Fast(from, "a call is a sequence of integers");
-    if (!items)
-        return -1;
-    const Py_ssize_t count = PySequence_Fast_GET_SIZE(items);
-    for (Py_ssize_t i = 0; i < count && i < most; i++)
-        numbers[i] = PyLong_AsLongLong(PySequence_Fast_GET_ITEM(items, i));
-    Py_DECREF(items);
-    return PyErr_Occurred() ? -1 : count;
-}
-
 static PyObject *
 product_handler(PyObject *module, PyObject *unused)
 {
@@ -93,27 +78,20 @@ multiply(PyObject *module, PyObject *args)
     PyObject *from, *given, *into;
     int64_t numbers[PRODUCT_NUMBERS], sizes[OPERANDS];
     Product p;
-    int parts, held = 0;
+    int parts, fits;
     Py_buffer views[OPERANDS];
     float *operands[OPERANDS] = {0};
     if (!PyArg_ParseTuple(args, "OO!O", &from, &PyTuple_Type, &given, &into))
         return NULL;
-    const Py_ssize_t told = numbers_of(from, numbers, PRODUCT_NUMBERS);
+    const Py_ssize_t told = integers_of(from, numbers, PRODUCT_NUMBERS);
     if (told < 0)
         return NULL;
     if (decode_product(numbers, (size_t)told, &p, &parts))
         return PyErr_Format(PyExc_ValueError, "these numbers describe no product");
     const int count = sizes_of_product(&p, sizes);
     const char *error = "another number of operands, or of their elements, than the numbers say";
-    int fits = PyTuple_GET_SIZE(given) == count;
-    for (; fits && held <= count; held++) {
-        PyObject *source = held < count ? PyTuple_GET_ITEM(given, held) : into;
-        if (PyObject_GetBuffer(source, &views[held], held < count ? PyBUF_SIMPLE : PyBUF_WRITABLE))
-            break;
-        fits = views[held].len == sizes[held] * (Py_ssize_t)sizeof(float);
-        operands[held] = views[held].buf;
-    }
-    if (fits && held > count) {
+    int held = hold_floats(given, into, sizes, count, -1, views, operands, &fits);
+    if (fits) {
         Py_BEGIN_ALLOW_THREADS
         error = product_compute(&p, operands[0], operands[1], p.adds ? operands[2] : NULL, operands[count], parts);
         Py_END_ALLOW_THREADS

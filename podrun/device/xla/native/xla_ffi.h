@@ -102,8 +102,8 @@ typedef struct {
     FfiAttributes attributes;
 } FfiCall;
 
-/* What all handlers do: give an error, answer XLA's question for their version, count a buffer's elements of float32 (-1 and
-   less: it has others). */
+/* What all handlers do: give an error, answer XLA's question for their version, find the numbers that say what a call computes
+   (NULL without them), count a buffer's elements of float32 (-1 and less: it has others). */
 static inline FfiError *
 failed(const FfiCall *call, int code, const char *message)
 {
@@ -121,6 +121,14 @@ described(const FfiCall *call)
     metadata->version.major = FFI_MAJOR;
     metadata->version.minor = FFI_MINOR;
     return NULL;
+}
+
+static inline const FfiArray *
+numbers_of(const FfiCall *call)
+{
+    const FfiAttributes *attributes = &call->attributes;
+    const FfiArray *numbers = attributes->count == 1 && attributes->kinds[0] == FFI_ARRAY ? attributes->values[0] : NULL;
+    return numbers && numbers->type == FFI_S64 ? numbers : NULL;
 }
 
 static inline int64_t
