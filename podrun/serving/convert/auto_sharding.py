@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import click
 from onnx import ModelProto, numpy_helper
 
 from podrun.core.command_line import HELP_OPTIONS
-from podrun.core.errors import GraphMemoryAllocationError, NotFoundError, UsageError
+from podrun.core.errors import GraphMemoryAllocationError, NotFoundError, UsageError, present
+from podrun.costmodel.splitting import cut_chain
 from podrun.onnx_models.annotations import AVAILABLE_MEMORY, VIRTUAL_GRAPH
 from podrun.serving.compiler import Compiler, CompilerOptions, model_proto
 from podrun.serving.convert.frontends import write_model
@@ -62,38 +64,23 @@ def node_loads(model: ModelProto) -> list[NodeLoad]:
     return loads
 
 
-def cut_evenly(costs: Sequence[int], parts: int) -> tuple[int, ...]:
-    """The part of each entry: ``parts`` stretches, none empty, of which the dearest is as cheap as can be. Entries
-    without cost are spread by their number.
+def evenly_cut_places(costs: Sequence[int], ipus: int) -> tuple[int, ...]:
+    """The IPU of each node: consecutive nodes, at least one on each IPU, and the highest cost of an IPU as low as can
+    be. Nodes without cost are spread by their number. There are at least as many nodes as IPUs.
     """
-    scaled = [cost * len(costs) + 1 for cost in costs]
-    low, high = max(scaled), sum(scaled)
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if _cut(scaled, parts, middle)[-1] < parts else (middle + 1, high)
-    return _cut(scaled, parts, high)
-
-
-def _cut(costs: Sequence[int], parts: int, most: int) -> tuple[int, ...]:
-    """Fill one part after the other up to ``most``; what must be left for the others, one entry each, is left."""
-    places, part, held = [], 0, 0
-    for index, cost in enumerate(costs):
-        left = len(costs) - index
-        if held and (held + cost > most or left < parts - part):
-            part, held = part + 1, 0
-        places.append(part)
-        held += cost
-    return tuple(places)
+    cut = cut_chain([cost * len(costs) + 1 for cost in costs], ipus)
+    ends = present(cut, "a chain without limits has a cut")
+    return tuple(ipu for ipu, (first, end) in enumerate(pairwise((0, *ends))) for _ in range(first, end))
 
 
 def candidate_places(loads: Sequence[NodeLoad], ipus: int, *, optimal: bool) -> Iterator[tuple[int, ...]]:
     """Places to try: weights even; for the fastest answer also operations even, and both."""
-    yield cut_evenly([load.weight_bytes for load in loads], ipus)
+    yield evenly_cut_places([load.weight_bytes for load in loads], ipus)
     if optimal:
-        yield cut_evenly([load.operations for load in loads], ipus)
+        yield evenly_cut_places([load.operations for load in loads], ipus)
         weights = sum(load.weight_bytes for load in loads) or 1
         work = sum(load.operations for load in loads) or 1
-        yield cut_evenly(
+        yield evenly_cut_places(
             [round((one.weight_bytes / weights + one.operations / work) * 1e6) for one in loads], ipus
         )
 

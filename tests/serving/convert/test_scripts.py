@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from podrun.core.errors import GraphMemoryAllocationError, PodrunError, UsageError
 from podrun.serving.compiler import Compiler, CompilerOptions
 from podrun.serving.convert import auto_sharding
-from podrun.serving.convert.auto_sharding import auto_sharded, cut_evenly
+from podrun.serving.convert.auto_sharding import auto_sharded, evenly_cut_places
 from podrun.serving.convert.model_debugger import METHODS
 from podrun.serving.convert.reference_runs import run_onnxruntime
 from podrun.serving.loaded_model import LoadedModel
@@ -41,7 +41,7 @@ def test_cuts_are_as_even_as_can_be(parts: int) -> None:
     source = np.random.default_rng(parts)
     for size in (parts, 5, 9):
         for costs in (source.integers(0, 10, size).tolist(), [0] * size, [9, *[0] * (size - 1)]):
-            places = cut_evenly(costs, parts)
+            places = evenly_cut_places(costs, parts)
             assert sorted(set(places)) == list(range(parts))
             assert list(places) == sorted(places)
             dearest = max(
