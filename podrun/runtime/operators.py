@@ -6,7 +6,7 @@ A front end has an `OperatorTable`, which finds the function of a node. Function
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import jax
 
     from podrun.runtime.graph import Node, OperatorGraph
+    from podrun.runtime.traced_tensor import TracedTensor
 
 OperatorFunction = Callable[..., Any]
 """``function(ctx, node, *inputs) -> array or tuple of arrays``, traceable by JAX."""
@@ -142,6 +143,10 @@ class Context(Protocol):
     @property
     def sdk(self) -> Any:
         """The `Dialect` to which the operator is held; None where it has its general meaning."""
+
+    @property
+    def environment(self) -> Mapping[str, TracedTensor]:
+        """The tensors around the node by name, those that subgraphs capture among them."""
 
     def key(self) -> Any:
         """A JAX random key of this node (and of this loop iteration, replica and micro-batch)."""

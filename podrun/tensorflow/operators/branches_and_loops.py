@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +11,12 @@ import numpy as np
 from jax import lax
 
 from podrun.numerics.precision import is_float
-from podrun.tensorflow.operators.table import computes
+from podrun.runtime.graph import Node, OperatorGraph
+from podrun.runtime.operators import Context
+from podrun.tensorflow.operators.table import Array, computes
 
-Array = Any
+ArrayTuple = tuple[Array, ...]
+"""Values that go through a loop, a branch or a derivative together."""
 MOST_COUNTED = 100_000
 """Most iterations of a loop that are counted while the program is compiled."""
 MOST_GUARDED = 1_000
@@ -22,12 +24,12 @@ MOST_GUARDED = 1_000
 
 
 @computes("Differentiate", attributes="graph targets sources incoming", random=True)
-def _differentiate(ctx: Any, node: Any, *inputs: Array) -> Any:
+def _differentiate(ctx: Context, node: Node, *inputs: Array) -> tuple[Array, ...]:
     """Gradients of the targets with respect to the sources, then what the forward pass computes for others."""
     count, targets = node["sources"], node["targets"]
     sources = [jnp.asarray(x) for x in inputs[:count]]
 
-    def forward(*values: Array) -> Any:
+    def forward(*values: Array) -> tuple[list[Array], list[Array]]:
         results = [jnp.asarray(r) for r in ctx.run(node["graph"], values)]
         return results[:targets], results[targets:]
 
@@ -41,7 +43,7 @@ def _differentiate(ctx: Any, node: Any, *inputs: Array) -> Any:
 
 
 @computes("CustomGradient", attributes="backward positions", random=True)
-def _custom_gradient(ctx: Any, node: Any, *inputs: Array) -> Any:
+def _custom_gradient(ctx: Context, node: Node, *inputs: Array) -> tuple[Array, ...]:
     """The inputs. The gradients of those at ``positions`` are what the program's own function makes of the incoming
     ones, which it may clip or compare; the others have none.
     """
@@ -51,13 +53,15 @@ def _custom_gradient(ctx: Any, node: Any, *inputs: Array) -> Any:
     backward = replace(graph, inputs=(*graph.inputs, *outside))
 
     @jax.custom_vjp
-    def same(values: Sequence[Array], read: Sequence[Array]) -> Any:
+    def same(values: ArrayTuple, read: ArrayTuple) -> ArrayTuple:
         return tuple(values)
 
-    def forward(values: Sequence[Array], read: Sequence[Array]) -> Any:
+    def forward(values: ArrayTuple, read: ArrayTuple) -> tuple[ArrayTuple, tuple[ArrayTuple, ArrayTuple]]:
         return tuple(values), (tuple(values), tuple(read))
 
-    def pull(kept: Any, incoming: Sequence[Any]) -> Any:
+    def pull(
+        kept: tuple[ArrayTuple, ArrayTuple], incoming: ArrayTuple
+    ) -> tuple[list[Array | None], list[None]]:
         values, read = kept
         own = [g if g.dtype == v.dtype else jnp.zeros_like(v) for g, v in zip(incoming, values, strict=True)]
         results = dict(zip(positions, ctx.run(backward, [*own, *read]), strict=True))
@@ -72,52 +76,52 @@ def _custom_gradient(ctx: Any, node: Any, *inputs: Array) -> Any:
 
 
 @computes("Branch", attributes="branches", random=True)
-def _branch(ctx: Any, node: Any, choice: Array, *inputs: Array) -> Any:
+def _branch(ctx: Context, node: Node, choice: Array, *inputs: Array) -> tuple[Array, ...]:
     """The results of one of the graphs: number ``choice``, or the second if it is true."""
     known = ctx.known(0)
     if known is not None:
         return ctx.run(node["branches"][int(known)], inputs)
 
-    def run(index: int) -> Any:
+    def run(index: int) -> Callable[[], ArrayTuple]:
         return lambda: tuple(jnp.asarray(r) for r in ctx.run(node["branches"][index], inputs))
 
     results = [run(i) for i in range(len(node["branches"]))]
-    return lax.switch(jnp.asarray(choice).astype(jnp.int32), results)
+    return tuple(lax.switch(jnp.asarray(choice).astype(jnp.int32), results))
 
 
 @computes("Loop", attributes="condition body", random=True)
-def _loop(ctx: Any, node: Any, *inputs: Array) -> Any:
+def _loop(ctx: Context, node: Node, *inputs: Array) -> tuple[Array, ...]:
     """Run the body while the condition holds. A loop whose iterations can be counted is differentiable."""
     values = tuple(jnp.asarray(x) for x in inputs)
 
-    def body(count: Array, state: Any) -> Any:
+    def body(count: Array, state: ArrayTuple) -> ArrayTuple:
         results = ctx.run(node["body"], state, iteration=count)
         return tuple(jnp.asarray(r).astype(v.dtype) for r, v in zip(results, state, strict=True))
 
-    def holds(state: Any) -> Any:
+    def holds(state: ArrayTuple) -> Array:
         return jnp.asarray(ctx.run(node["condition"], state)[0])
 
     trips, exact = _trips(ctx, node, inputs)
     if trips is not None and not exact:
 
-        def guarded(state: Any, count: Array) -> Any:
+        def guarded(state: ArrayTuple, count: Array) -> tuple[ArrayTuple, None]:
             return lax.cond(holds(state), lambda s: body(count, s), lambda s: s, state), None
 
         return lax.scan(guarded, values, jnp.arange(trips))[0]
     if trips is not None:
 
-        def scanned(state: Any, count: Array) -> Any:
+        def scanned(state: ArrayTuple, count: Array) -> tuple[ArrayTuple, None]:
             return body(count, state), None
 
         return lax.scan(scanned, values, jnp.arange(trips))[0]
 
-    def step(state: Any) -> Any:
+    def step(state: ArrayTuple) -> ArrayTuple:
         return (state[0] + 1, *body(state[0], state[1:]))
 
     return lax.while_loop(lambda state: holds(state[1:]), step, (jnp.zeros((), jnp.int32), *values))[1:]
 
 
-def _trips(ctx: Any, node: Any, inputs: Any) -> tuple[int | None, bool]:
+def _trips(ctx: Context, node: Node, inputs: ArrayTuple) -> tuple[int | None, bool]:
     """How often a loop runs at most, by the comparisons of a counter with a constant in its condition, and whether it
     runs so often: no other test ends it. None if that is not known.
     """
@@ -139,7 +143,9 @@ def _trips(ctx: Any, node: Any, inputs: Any) -> tuple[int | None, bool]:
     return trips, exact
 
 
-def _count(ctx: Any, makers: Any, condition: Any, body: Any, test: Any) -> int | None:
+def _count(
+    ctx: Context, makers: Mapping[str, Node], condition: OperatorGraph, body: OperatorGraph, test: Node
+) -> int | None:
     """After how many iterations a comparison is false; None if it does not compare a counter with a constant."""
     if test.op_type != "Less" or test.inputs[0] not in condition.inputs:
         return None
@@ -150,7 +156,9 @@ def _count(ctx: Any, makers: Any, condition: Any, body: Any, test: Any) -> int |
     return max(int(limit) - int(np.asarray(first)), 0)
 
 
-def _limit(ctx: Any, makers: Any, condition: Any, body: Any, name: str) -> int | None:
+def _limit(
+    ctx: Context, makers: Mapping[str, Node], condition: OperatorGraph, body: OperatorGraph, name: str
+) -> int | None:
     """The value with which a counter is compared."""
     if name in condition.inputs:
         place = condition.inputs.index(name)
@@ -164,15 +172,12 @@ def _limit(ctx: Any, makers: Any, condition: Any, body: Any, name: str) -> int |
     if maker is not None and maker.op_type == "Const":
         return int(np.asarray(maker["value"]))
     if maker is None:
-        try:
-            outer = ctx.environment[name]
-        except (AttributeError, KeyError):
-            return None
-        return int(np.asarray(outer.known)) if outer.at_hand else None
+        outer = ctx.environment.get(name)
+        return int(np.asarray(outer.known)) if outer is not None and outer.at_hand else None
     return None
 
 
-def _counters(body: Any) -> set[int]:
+def _counters(body: OperatorGraph) -> set[int]:
     """The inputs of a loop's body that grow by one in each iteration."""
     makers = {o: n for n in body.nodes for o in n.outputs}
     counters = set()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +13,10 @@ from podrun.compiler.model_collectives import Combination, all_reduce
 from podrun.core.errors import UnimplementedError
 from podrun.numerics.convolution import correlate
 from podrun.numerics.windows import Window
+from podrun.runtime.graph import Node
+from podrun.runtime.operators import Context
 from podrun.tensorflow.operators.ipu import neighbour_groups
-from podrun.tensorflow.operators.table import computes
-
-Array = Any
+from podrun.tensorflow.operators.table import Array, computes
 
 
 def _product(a: Array, b: Array) -> Array:
@@ -27,19 +26,19 @@ def _product(a: Array, b: Array) -> Array:
 
 
 @computes("MatMul", attributes="transpose_a transpose_b")
-def _matmul(ctx: Any, node: Any, a: Array, b: Array) -> Array:
+def _matmul(ctx: Context, node: Node, a: Array, b: Array) -> Array:
     return _product(a.T if node["transpose_a"] else a, b.T if node["transpose_b"] else b)
 
 
 @computes("BatchMatMulV2", "BatchMatMul", "BatchMatMulV3", attributes="adj_x adj_y")
-def _batch_matmul(ctx: Any, node: Any, a: Array, b: Array) -> Array:
+def _batch_matmul(ctx: Context, node: Node, a: Array, b: Array) -> Array:
     return _product(
         jnp.swapaxes(a, -1, -2) if node["adj_x"] else a, jnp.swapaxes(b, -1, -2) if node["adj_y"] else b
     )
 
 
 @computes("Einsum", attributes="equation")
-def _einsum(ctx: Any, node: Any, *inputs: Array) -> Array:
+def _einsum(ctx: Context, node: Node, *inputs: Array) -> Array:
     wide = jnp.float32 if inputs[0].dtype == jnp.float16 else None
     return jnp.einsum(node["equation"], *inputs, preferred_element_type=wide).astype(inputs[0].dtype)
 
@@ -51,20 +50,22 @@ def _spatial(values: Sequence[int], layout: str) -> tuple[int, ...]:
     return tuple(values[2:4]) if layout == "NCHW" else tuple(values[1:3])
 
 
-def _padding(node: Any, layout: str) -> Any:
+def _padding(node: Node, layout: str) -> str | list[tuple[int, int]]:
+    """The name of a padding, or what stands before and after each spatial axis."""
     if node["padding"] != "EXPLICIT":
-        return node["padding"]
+        return str(node["padding"])
     pads = node["explicit_paddings"]
-    return [tuple(pads[4:6]), tuple(pads[6:8])] if layout == "NCHW" else [tuple(pads[2:4]), tuple(pads[4:6])]
+    first = 4 if layout == "NCHW" else 2
+    return [(pads[first], pads[first + 1]), (pads[first + 2], pads[first + 3])]
 
 
 @computes("Conv2D", attributes=_CONV)
-def _conv(ctx: Any, node: Any, x: Array, w: Array) -> Array:
+def _conv(ctx: Context, node: Node, x: Array, w: Array) -> Array:
     layout = node.get("data_format", "NHWC")
     return _correlation(ctx, x, w, node, layout, x.shape[1 if layout == "NCHW" else 3] // w.shape[2])
 
 
-def _correlation(ctx: Any, x: Array, w: Array, node: Any, layout: str, groups: int) -> Array:
+def _correlation(ctx: Context, x: Array, w: Array, node: Node, layout: str, groups: int) -> Array:
     """Halves are computed in float32. Where a convolution stays one, its axes stay in TensorFlow's order: that of the
     library's images, and a kernel is read as it lies. Otherwise channels come first, as `correlate` takes them.
     """
@@ -84,7 +85,7 @@ def _correlation(ctx: Any, x: Array, w: Array, node: Any, layout: str, groups: i
     return jnp.transpose(y, (0, 2, 3, 1)).astype(x.dtype)
 
 
-def _window(node: Any, layout: str, sizes: Sequence[int], kernel: Sequence[int]) -> Window:
+def _window(node: Node, layout: str, sizes: Sequence[int], kernel: Sequence[int]) -> Window:
     """The window of a convolution over images of spatial ``sizes``."""
     strides = _spatial(node["strides"], layout)
     dilations = _spatial(node.get("dilations", (1, 1, 1, 1)), layout)
@@ -97,14 +98,14 @@ def _window(node: Any, layout: str, sizes: Sequence[int], kernel: Sequence[int])
 
 
 @computes("DepthwiseConv2dNative", attributes=_CONV)
-def _depthwise(ctx: Any, node: Any, x: Array, w: Array) -> Array:
+def _depthwise(ctx: Context, node: Node, x: Array, w: Array) -> Array:
     layout = node.get("data_format", "NHWC")
     high, wide, channels, multiplier = w.shape
     return _correlation(ctx, x, w.reshape(high, wide, 1, channels * multiplier), node, layout, channels)
 
 
 @computes("Conv2DBackpropInput", attributes=_CONV)
-def _transposed(ctx: Any, node: Any, sizes: Any, w: Array, y: Array) -> Array:
+def _transposed(ctx: Context, node: Node, sizes: Array, w: Array, y: Array) -> Array:
     shape = tuple(int(v) for v in np.atleast_1d(ctx.constant(0)))
     layout = node.get("data_format", "NHWC")
     groups = shape[1 if layout == "NCHW" else 3] // w.shape[2]
@@ -113,7 +114,7 @@ def _transposed(ctx: Any, node: Any, sizes: Any, w: Array, y: Array) -> Array:
 
 
 @computes("Conv3D", attributes="strides padding data_format dilations")
-def _conv3(ctx: Any, node: Any, x: Array, w: Array) -> Array:
+def _conv3(ctx: Context, node: Node, x: Array, w: Array) -> Array:
     if node["data_format"] != "NDHWC":
         raise UnimplementedError(f"{node.describe()}: only NDHWC is implemented.")
     return lax.conv_general_dilated(
@@ -125,8 +126,8 @@ def _conv3(ctx: Any, node: Any, x: Array, w: Array) -> Array:
 @computes("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3",
           attributes="epsilon is_training data_format exponential_avg_factor replicas")  # fmt: skip
 def _batch_norm(
-    ctx: Any, node: Any, x: Array, scale: Array, offset: Array, mean: Array, variance: Array
-) -> Any:
+    ctx: Context, node: Node, x: Array, scale: Array, offset: Array, mean: Array, variance: Array
+) -> tuple[Array, ...]:
     """Statistics in float32, in training over the batches of ``replicas`` neighbours; the running variance is the
     unbiased one. No gradient passes through the statistics that are results.
     """

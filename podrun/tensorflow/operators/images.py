@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,20 +10,24 @@ from jax import lax
 
 from podrun.numerics.pools import first_maximum_of_windows
 from podrun.numerics.windows import Window
-from podrun.tensorflow.operators.table import computes
+from podrun.runtime.graph import Node
+from podrun.runtime.operators import Context
+from podrun.tensorflow.operators.table import Array, computes
 
-Array = Any
 _POOL = "ksize strides padding explicit_paddings data_format"
 
 
-def _pads(node: Any) -> Any:
+def _pads(node: Node) -> str | list[tuple[int, int]]:
+    """The name of a padding, or what stands before and after each axis."""
     if node["padding"] != "EXPLICIT":
-        return node["padding"]
+        return str(node["padding"])
     pads = node["explicit_paddings"]
-    return [tuple(pads[i : i + 2]) for i in range(0, len(pads), 2)]
+    return list(zip(pads[::2], pads[1::2], strict=True))
 
 
-def _maximum(x: Array, sizes: Sequence[int], strides: Sequence[int], padding: Any) -> Array:
+def _maximum(
+    x: Array, sizes: Sequence[int], strides: Sequence[int], padding: str | Sequence[tuple[int, int]]
+) -> Array:
     """The maximum over windows along all axes. Two axes of size 1 in front stand for those of samples and channels."""
     pads = lax.padtype_to_pads(x.shape, sizes, strides, padding) if isinstance(padding, str) else padding
     ends = tuple((int(before), int(after)) for before, after in pads)
@@ -33,18 +36,18 @@ def _maximum(x: Array, sizes: Sequence[int], strides: Sequence[int], padding: An
 
 
 @computes("MaxPool", attributes=_POOL)
-def _max_pool(ctx: Any, node: Any, x: Array) -> Array:
+def _max_pool(ctx: Context, node: Node, x: Array) -> Array:
     return _maximum(x, node["ksize"], node["strides"], _pads(node))
 
 
 @computes("MaxPoolV2", attributes="padding data_format")
-def _max_pool_sizes(ctx: Any, node: Any, x: Array, sizes: Any, strides: Any) -> Array:
+def _max_pool_sizes(ctx: Context, node: Node, x: Array, sizes: Array, strides: Array) -> Array:
     window, steps = ([int(v) for v in ctx.constant(i)] for i in (1, 2))
     return _maximum(x, window, steps, node["padding"])
 
 
 @computes("AvgPool", attributes=_POOL)
-def _average_pool(ctx: Any, node: Any, x: Array) -> Array:
+def _average_pool(ctx: Context, node: Node, x: Array) -> Array:
     wide = x.astype(jnp.float32)
     total = lax.reduce_window(wide, np.float32(0), lax.add, node["ksize"], node["strides"], _pads(node))
     ones = jnp.ones(
@@ -55,7 +58,7 @@ def _average_pool(ctx: Any, node: Any, x: Array) -> Array:
 
 
 @computes("ResizeBilinear", "ResizeNearestNeighbor", attributes="align_corners half_pixel_centers")
-def _resize(ctx: Any, node: Any, x: Array, size: Any) -> Array:
+def _resize(ctx: Context, node: Node, x: Array, size: Array) -> Array:
     high, wide = (int(v) for v in ctx.constant(1))
     rows = _matrix(node, x.shape[1], high)
     columns = _matrix(node, x.shape[2], wide)
@@ -64,7 +67,7 @@ def _resize(ctx: Any, node: Any, x: Array, size: Any) -> Array:
     return y.astype(x.dtype) if nearest else y
 
 
-def _matrix(node: Any, size: int, count: int) -> np.ndarray:
+def _matrix(node: Node, size: int, count: int) -> np.ndarray:
     """How the output's rows are made of the input's, ``[count, size]``."""
     align, half = node["align_corners"], node["half_pixel_centers"]
     scale = (size - 1) / (count - 1) if align and count > 1 else size / count
@@ -85,7 +88,7 @@ def _matrix(node: Any, size: int, count: int) -> np.ndarray:
 
 
 @computes("LRN", attributes="depth_radius bias alpha beta")
-def _local_norm(ctx: Any, node: Any, x: Array) -> Array:
+def _local_norm(ctx: Context, node: Node, x: Array) -> Array:
     radius = node["depth_radius"]
     window = (1, 1, 1, 2 * radius + 1)
     total = lax.reduce_window(x * x, np.array(0, x.dtype), lax.add, window, (1, 1, 1, 1), "SAME")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
@@ -16,13 +14,13 @@ from podrun.compiler.model_collectives import (
 )
 from podrun.core.errors import UnimplementedError, UsageError
 from podrun.numerics.ctc import alignment_losses, best_label_sequences
+from podrun.runtime.graph import Node
+from podrun.runtime.operators import Context
 from podrun.runtime.user_operators import attributes_in_text, find_user_operator, with_own_gradient
-from podrun.tensorflow.operators.table import computes
-
-Array = Any
+from podrun.tensorflow.operators.table import Array, computes
 
 
-def neighbour_groups(ctx: Any, size: int | None) -> tuple[tuple[int, ...], ...]:
+def neighbour_groups(ctx: Context, size: int | None) -> tuple[tuple[int, ...], ...]:
     """Groups of neighbouring replicas. UsageError if they do not divide the replicas."""
     count = size or ctx.replicas
     if ctx.replicas % count:
@@ -31,22 +29,22 @@ def neighbour_groups(ctx: Any, size: int | None) -> tuple[tuple[int, ...], ...]:
 
 
 @computes("Podrun:cross_replica_sum", attributes="group")
-def _cross_sum(ctx: Any, node: Any, x: Array) -> Array:
+def _cross_sum(ctx: Context, node: Node, x: Array) -> Array:
     return all_reduce(jnp.asarray(x), Combination.ADD, neighbour_groups(ctx, node["group"]))
 
 
 @computes("Podrun:cross_replica_mean", attributes="group")
-def _cross_mean(ctx: Any, node: Any, x: Array) -> Array:
+def _cross_mean(ctx: Context, node: Node, x: Array) -> Array:
     return all_reduce(jnp.asarray(x), Combination.MEAN, neighbour_groups(ctx, node["group"]))
 
 
 @computes("Podrun:replica_sum_over_count")
-def _mean_of_sum(ctx: Any, node: Any, x: Array) -> Array:
+def _mean_of_sum(ctx: Context, node: Node, x: Array) -> Array:
     return jnp.asarray(x) / ctx.replicas
 
 
 @computes("Podrun:replication_index")
-def _replica(ctx: Any, node: Any) -> Array:
+def _replica(ctx: Context, node: Node) -> Array:
     if ctx.replicas == 1:
         return jnp.zeros((), jnp.int32)
 
@@ -54,14 +52,14 @@ def _replica(ctx: Any, node: Any) -> Array:
 
 
 @computes("Podrun:all_gather")
-def _gather(ctx: Any, node: Any, x: Array) -> Array:
+def _gather(ctx: Context, node: Node, x: Array) -> Array:
     if ctx.replicas == 1:
         return jnp.asarray(x)[None]
     return all_gather(jnp.asarray(x), neighbour_groups(ctx, None)).reshape(ctx.replicas, *jnp.shape(x))
 
 
 @computes("Podrun:group_norm", attributes="groups axis epsilon strided")
-def _group_norm(ctx: Any, node: Any, x: Array, gamma: Array, beta: Array) -> Array:
+def _group_norm(ctx: Context, node: Node, x: Array, gamma: Array, beta: Array) -> Array:
     """Statistics of each sample over groups of channels and all places, in float32. Strided: channel c is in group
     ``c % groups``.
     """
@@ -79,7 +77,7 @@ def _group_norm(ctx: Any, node: Any, x: Array, gamma: Array, beta: Array) -> Arr
 
 
 @computes("Podrun:all_to_all", attributes="split concat")
-def _all_to_all(ctx: Any, node: Any, x: Array) -> Array:
+def _all_to_all(ctx: Context, node: Node, x: Array) -> Array:
     """Part *i* of every replica's ``x``, joined in the order of replicas."""
     if ctx.replicas == 1:
         return jnp.asarray(x)
@@ -92,28 +90,28 @@ def _all_to_all(ctx: Any, node: Any, x: Array) -> Array:
 
 
 @computes("Podrun:reduce_scatter", attributes="op")
-def _reduce_scatter(ctx: Any, node: Any, x: Array) -> Array:
+def _reduce_scatter(ctx: Context, node: Node, x: Array) -> Array:
     return reduce_scatter(jnp.asarray(x), Combination[node["op"]], neighbour_groups(ctx, None))
 
 
 @computes("Podrun:watched")
-def _watched(ctx: Any, node: Any, x: Array, nothing: Array) -> Array:
+def _watched(ctx: Context, node: Node, x: Array, nothing: Array) -> Array:
     """The first input; the second, zeros, has the gradient that reaches it."""
     return x + nothing
 
 
 @computes("Podrun:ctc_loss", attributes="blank")
-def _ctc(ctx: Any, node: Any, logs: Array, labels: Array, lengths: Array, label_lengths: Array) -> Array:
+def _ctc(ctx: Context, node: Node, logs: Array, labels: Array, lengths: Array, label_lengths: Array) -> Array:
     return alignment_losses(logs, labels, lengths, label_lengths, node["blank"], pairwise=False)
 
 
 @computes("Podrun:ctc_decode", attributes="blank width paths")
-def _ctc_decode(ctx: Any, node: Any, logs: Array, lengths: Array) -> Any:
+def _ctc_decode(ctx: Context, node: Node, logs: Array, lengths: Array) -> tuple[Array, ...]:
     return best_label_sequences(logs, lengths, node["blank"], node["width"], node["paths"])
 
 
 @computes("Podrun:log_uniform_sample", attributes="samples unique classes", random=True)
-def _log_uniform(ctx: Any, node: Any) -> Array:
+def _log_uniform(ctx: Context, node: Node) -> Array:
     """Classes with probability ``log((c + 2) / (c + 1)) / log(classes + 1)``; unique ones by the Gumbel trick."""
     ids = jnp.arange(node["classes"])
     logs = jnp.log(jnp.log((ids + 2.0) / (ids + 1.0)) / jnp.log(node["classes"] + 1.0))
@@ -125,7 +123,7 @@ def _log_uniform(ctx: Any, node: Any) -> Array:
 
 
 @computes("Podrun:user_op", attributes="library op_name attributes differentiable")
-def _user_op(ctx: Any, node: Any, *inputs: Array) -> Any:
+def _user_op(ctx: Context, node: Node, *inputs: Array) -> Array | tuple[Array, ...]:
     """What the user's Python function gives; inputs that have no gradient are cut off."""
     function = with_own_gradient(find_user_operator(node["library"], node["op_name"]))
     able = set(node["differentiable"])
@@ -136,7 +134,9 @@ def _user_op(ctx: Any, node: Any, *inputs: Array) -> Any:
 
 @computes("CTCLoss", "CTCLossV2",
           attributes="preprocess_collapse_repeated ctc_merge_repeated ignore_longer_outputs_than_inputs")  # fmt: skip
-def _sparse_ctc(ctx: Any, node: Any, x: Array, places: Array, labels: Array, lengths: Array) -> Any:
+def _sparse_ctc(
+    ctx: Context, node: Node, x: Array, places: Array, labels: Array, lengths: Array
+) -> tuple[Array, ...]:
     """The losses, and their gradients for ``x [time, samples, classes]``, which are no probabilities yet. Labels are
     sparse; the blank is the last class, of the second version the first one.
     """

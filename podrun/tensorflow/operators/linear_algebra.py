@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from types import EllipsisType
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from podrun.runtime.graph import Node
-from podrun.tensorflow.operators.table import computes
+from podrun.runtime.operators import Context
+from podrun.tensorflow.operators.table import Array, computes
 
-Array = Any
 
-
-def _wide(function: Callable[..., Any], *inputs: Array) -> Any:
+def _wide(function: Callable[..., Array], *inputs: Array) -> Array:
     dtype = inputs[0].dtype
     results = function(*(jnp.asarray(x).astype(jnp.float32) for x in inputs))
     if isinstance(results, (tuple, list)):
@@ -29,32 +28,32 @@ def _turned(x: Array) -> Array:
 
 
 @computes("Cholesky")
-def _cholesky(ctx: Any, node: Node, x: Array) -> Array:
+def _cholesky(ctx: Context, node: Node, x: Array) -> Array:
     return _wide(jnp.linalg.cholesky, x)
 
 
 @computes("MatrixInverse", attributes="adjoint")
-def _inverse(ctx: Any, node: Node, x: Array) -> Array:
+def _inverse(ctx: Context, node: Node, x: Array) -> Array:
     return _wide(jnp.linalg.inv, _turned(x) if node["adjoint"] else x)
 
 
 @computes("MatrixDeterminant")
-def _determinant(ctx: Any, node: Node, x: Array) -> Array:
+def _determinant(ctx: Context, node: Node, x: Array) -> Array:
     return _wide(jnp.linalg.det, x)
 
 
 @computes("LogMatrixDeterminant")
-def _log_determinant(ctx: Any, node: Node, x: Array) -> Any:
-    return _wide(lambda a: tuple(jnp.linalg.slogdet(a)), x)
+def _log_determinant(ctx: Context, node: Node, x: Array) -> tuple[Array, ...]:
+    return tuple(_wide(jnp.linalg.slogdet, x))
 
 
 @computes("MatrixSolve", attributes="adjoint")
-def _solve(ctx: Any, node: Node, a: Array, b: Array) -> Array:
+def _solve(ctx: Context, node: Node, a: Array, b: Array) -> Array:
     return _wide(jnp.linalg.solve, _turned(a) if node["adjoint"] else a, b)
 
 
 @computes("MatrixTriangularSolve", attributes="lower adjoint")
-def _triangular(ctx: Any, node: Node, a: Array, b: Array) -> Array:
+def _triangular(ctx: Context, node: Node, a: Array, b: Array) -> Array:
     def solve(left: Array, right: Array) -> Array:
         shape = jnp.broadcast_shapes(left.shape[:-2], right.shape[:-2])
         left = jnp.broadcast_to(left, (*shape, *left.shape[-2:]))
@@ -67,13 +66,13 @@ def _triangular(ctx: Any, node: Node, a: Array, b: Array) -> Array:
 
 
 @computes("Qr", attributes="full_matrices")
-def _qr(ctx: Any, node: Node, x: Array) -> Any:
+def _qr(ctx: Context, node: Node, x: Array) -> tuple[Array, ...]:
     mode = "complete" if node["full_matrices"] else "reduced"
-    return _wide(lambda a: tuple(jnp.linalg.qr(a, mode)), x)
+    return tuple(_wide(lambda a: jnp.linalg.qr(a, mode), x))
 
 
 @computes("Svd", attributes="compute_uv full_matrices")
-def _svd(ctx: Any, node: Node, x: Array) -> Any:
+def _svd(ctx: Context, node: Node, x: Array) -> tuple[Array, ...]:
     """Singular values, then (if asked) left and right vectors in columns."""
     if not node["compute_uv"]:
         values = _wide(lambda a: jnp.linalg.svd(a, compute_uv=False), x)
@@ -83,7 +82,7 @@ def _svd(ctx: Any, node: Node, x: Array) -> Any:
 
 
 @computes("SelfAdjointEigV2", attributes="compute_v")
-def _eigen(ctx: Any, node: Node, x: Array) -> Any:
+def _eigen(ctx: Context, node: Node, x: Array) -> tuple[Array, ...]:
     """Eigenvalues and eigenvectors of a symmetric matrix. Its lower triangle alone is read, so gradients go there."""
     whole = jnp.tril(x) + _turned(jnp.tril(x, -1))
     values, vectors = _wide(lambda a: tuple(jnp.linalg.eigh(a, symmetrize_input=False)), whole)
@@ -113,12 +112,12 @@ class _Band:
         return cls(valid, np.where(valid, rows, 0), np.where(valid, columns, 0))
 
     @property
-    def at(self) -> tuple[Any, ...]:
+    def at(self) -> tuple[EllipsisType, np.ndarray, np.ndarray]:
         """The index of the elements in the matrix."""
         return (..., self.rows[self.valid], self.columns[self.valid])
 
 
-def _ends(ctx: Any, index: int) -> tuple[int, int]:
+def _ends(ctx: Context, index: int) -> tuple[int, int]:
     """The lowest and highest of the diagonals that input ``index`` says; without it, the main one."""
     numbers = [int(v) for v in np.atleast_1d(ctx.constant(index))]
     return numbers[0], numbers[-1]
@@ -130,7 +129,7 @@ def _aligned(node: Node) -> str:
 
 
 @computes("MatrixDiag", "MatrixDiagV2", "MatrixDiagV3", attributes="align")
-def _diagonal(ctx: Any, node: Node, x: Array, *options: Array) -> Array:
+def _diagonal(ctx: Context, node: Node, x: Array, *options: Array) -> Array:
     low, high = _ends(ctx, 1) if options else (0, 0)
     longest = x.shape[-1]
     least = (longest - min(high, 0), longest + max(low, 0))
@@ -147,7 +146,7 @@ def _diagonal(ctx: Any, node: Node, x: Array, *options: Array) -> Array:
 
 
 @computes("MatrixDiagPart", "MatrixDiagPartV2", "MatrixDiagPartV3", attributes="align")
-def _diagonal_part(ctx: Any, node: Node, x: Array, *options: Array) -> Array:
+def _diagonal_part(ctx: Context, node: Node, x: Array, *options: Array) -> Array:
     if not options:
         return jnp.diagonal(x, axis1=-2, axis2=-1)
     low, high = _ends(ctx, 1)
@@ -158,7 +157,7 @@ def _diagonal_part(ctx: Any, node: Node, x: Array, *options: Array) -> Array:
 
 
 @computes("MatrixSetDiag", "MatrixSetDiagV2", "MatrixSetDiagV3", attributes="align")
-def _set_diagonal(ctx: Any, node: Node, x: Array, diagonal: Array, *options: Array) -> Array:
+def _set_diagonal(ctx: Context, node: Node, x: Array, diagonal: Array, *options: Array) -> Array:
     low, high = _ends(ctx, 2) if options else (0, 0)
     band = _Band.of(low, high, x.shape[-2:], _aligned(node))
     rows = diagonal if low < high else diagonal[..., None, :]
@@ -166,17 +165,17 @@ def _set_diagonal(ctx: Any, node: Node, x: Array, diagonal: Array, *options: Arr
 
 
 @computes("Diag")
-def _tensor_diagonal(ctx: Any, node: Node, x: Array) -> Array:
+def _tensor_diagonal(ctx: Context, node: Node, x: Array) -> Array:
     return jnp.diag(x.reshape(-1)).reshape(*x.shape, *x.shape)
 
 
 @computes("DiagPart")
-def _tensor_diagonal_part(ctx: Any, node: Node, x: Array) -> Array:
+def _tensor_diagonal_part(ctx: Context, node: Node, x: Array) -> Array:
     half = x.shape[: x.ndim // 2]
     size = int(np.prod(half))
     return jnp.diagonal(x.reshape(size, size)).reshape(half)
 
 
 @computes("Cross")
-def _cross(ctx: Any, node: Node, a: Array, b: Array) -> Array:
+def _cross(ctx: Context, node: Node, a: Array, b: Array) -> Array:
     return jnp.cross(a, b)

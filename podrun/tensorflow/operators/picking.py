@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from podrun.core.errors import UnsupportedError
-from podrun.tensorflow.operators.table import computes
-
-Array = Any
+from podrun.runtime.graph import Node
+from podrun.runtime.operators import Context
+from podrun.tensorflow.operators.table import Array, computes
 
 
 @computes("GatherV2", "Gather", attributes="batch_dims", folds=True)
-def _gather(ctx: Any, node: Any, x: Array, indices: Array, axis: Any = None) -> Array:
+def _gather(ctx: Context, node: Node, x: Array, indices: Array, axis: Array | None = None) -> Array:
     place = 0 if axis is None else int(np.asarray(ctx.constant(2)).item())
     batch = int(node.get("batch_dims", 0))
     if batch:
@@ -32,60 +32,65 @@ def _gather(ctx: Any, node: Any, x: Array, indices: Array, axis: Any = None) -> 
 
 
 @computes("GatherNd", attributes="bad_indices_policy")
-def _gather_nd(ctx: Any, node: Any, x: Array, indices: Array) -> Array:
+def _gather_nd(ctx: Context, node: Node, x: Array, indices: Array) -> Array:
     return x[tuple(jnp.moveaxis(indices, -1, 0))]
 
 
 @computes("ScatterNd", attributes="bad_indices_policy")
-def _scatter_nd(ctx: Any, node: Any, indices: Array, updates: Array, shape: Any) -> Array:
+def _scatter_nd(ctx: Context, node: Node, indices: Array, updates: Array, shape: Array) -> Array:
     sizes = tuple(int(v) for v in np.atleast_1d(ctx.constant(2)))
     return jnp.zeros(sizes, updates.dtype).at[tuple(jnp.moveaxis(indices, -1, 0))].add(updates)
 
 
 @computes("TensorScatterUpdate", "TensorScatterAdd", "TensorScatterSub", "TensorScatterMax", "TensorScatterMin",
           attributes="bad_indices_policy")  # fmt: skip
-def _scatter_into(ctx: Any, node: Any, x: Array, indices: Array, updates: Array) -> Array:
+def _scatter_into(ctx: Context, node: Node, x: Array, indices: Array, updates: Array) -> Array:
     place = jnp.asarray(x).at[tuple(jnp.moveaxis(indices, -1, 0))]
     kind = node.op_type.removeprefix("TensorScatter")
     if kind == "Sub":
         return place.add(-updates)
-    choices: dict[str, Any] = {"Update": place.set, "Add": place.add, "Max": place.max, "Min": place.min}
+    choices: dict[str, Callable[..., Array]] = {
+        "Update": place.set,
+        "Add": place.add,
+        "Max": place.max,
+        "Min": place.min,
+    }
     return choices[kind](updates)
 
 
 @computes("OneHot", attributes="axis")
-def _one_hot(ctx: Any, node: Any, indices: Array, depth: Any, on: Array, off: Array) -> Array:
+def _one_hot(ctx: Context, node: Node, indices: Array, depth: Array, on: Array, off: Array) -> Array:
     count = int(np.asarray(ctx.constant(1)).item())
     hot = jax.nn.one_hot(indices, count, dtype=jnp.bool_, axis=node["axis"])
     return jnp.where(hot, on, off)
 
 
 @computes("ArgMax", "ArgMin", attributes="output_type output")
-def _extreme(ctx: Any, node: Any, x: Array, axis: Any) -> Array:
+def _extreme(ctx: Context, node: Node, x: Array, axis: Array) -> Array:
     function = jnp.argmax if node.op_type == "ArgMax" else jnp.argmin
     return function(x, int(np.asarray(ctx.constant(1)).item())).astype(jnp.int32)
 
 
 @computes("TopKV2", attributes="sorted")
-def _top(ctx: Any, node: Any, x: Array, k: Any) -> Any:
+def _top(ctx: Context, node: Node, x: Array, k: Array) -> tuple[Array, ...]:
     return tuple(jax.lax.top_k(x, int(np.asarray(ctx.constant(1)).item())))
 
 
 @computes("InTopKV2")
-def _in_top(ctx: Any, node: Any, predictions: Array, targets: Array, k: Any) -> Array:
+def _in_top(ctx: Context, node: Node, predictions: Array, targets: Array, k: Array) -> Array:
     own = jnp.take_along_axis(predictions, targets[:, None].astype(jnp.int32), 1)
     return jnp.sum(predictions > own, 1) < jnp.asarray(k)
 
 
 @computes("Where")
-def _where(ctx: Any, node: Any, x: Array) -> Array:
+def _where(ctx: Context, node: Node, x: Array) -> Array:
     raise UnsupportedError(
         f"{node.describe()} has a result whose size depends on data; programs on IPUs have static shapes."
     )
 
 
 @computes("UnsortedSegmentSum", "SegmentSumV2", attributes="")
-def _segment_sum(ctx: Any, node: Any, x: Array, ids: Array, count: Any) -> Array:
+def _segment_sum(ctx: Context, node: Node, x: Array, ids: Array, count: Array) -> Array:
     return jax.ops.segment_sum(
         x.reshape(-1, *x.shape[ids.ndim :]), ids.reshape(-1), int(np.asarray(ctx.constant(2)).item())
     )
@@ -95,7 +100,7 @@ def _segment_sum(ctx: Any, node: Any, x: Array, ids: Array, count: Any) -> Array
 
 
 @computes("TensorListReserve", attributes="output element")
-def _list_reserve(ctx: Any, node: Any, shape: Any, count: Any) -> Array:
+def _list_reserve(ctx: Context, node: Node, shape: Array, count: Array) -> Array:
     if node["element"] is None:
         raise UnsupportedError(
             f"{node.describe()} has elements whose size is not known when it is made.",
@@ -105,25 +110,25 @@ def _list_reserve(ctx: Any, node: Any, shape: Any, count: Any) -> Array:
 
 
 @computes("TensorListFromTensor")
-def _list_from(ctx: Any, node: Any, x: Array, shape: Any) -> Array:
+def _list_from(ctx: Context, node: Node, x: Array, shape: Array) -> Array:
     return x
 
 
 @computes("TensorListGetItem")
-def _list_get(ctx: Any, node: Any, items: Array, index: Array, shape: Any) -> Array:
+def _list_get(ctx: Context, node: Node, items: Array, index: Array, shape: Array) -> Array:
     return jnp.asarray(items)[index]
 
 
 @computes("TensorListSetItem", attributes="resize_if_index_out_of_bounds")
-def _list_set(ctx: Any, node: Any, items: Array, index: Array, item: Array) -> Array:
+def _list_set(ctx: Context, node: Node, items: Array, index: Array, item: Array) -> Array:
     return jnp.asarray(items).at[index].set(item)
 
 
 @computes("TensorListStack", attributes="num_elements")
-def _list_stack(ctx: Any, node: Any, items: Array, shape: Any) -> Array:
+def _list_stack(ctx: Context, node: Node, items: Array, shape: Array) -> Array:
     return items
 
 
 @computes("TensorListLength")
-def _list_length(ctx: Any, node: Any, items: Array) -> Array:
+def _list_length(ctx: Context, node: Node, items: Array) -> Array:
     return np.asarray(items.shape[0], np.int32)

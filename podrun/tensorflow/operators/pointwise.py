@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,15 +11,15 @@ from jax import lax
 
 from podrun.numerics.gradients import absolute, with_gradient
 from podrun.numerics.precision import is_float
-from podrun.tensorflow.operators.table import computes
+from podrun.runtime.graph import Node
+from podrun.runtime.operators import Context
+from podrun.tensorflow.operators.table import Array, computes
 
-Array = Any
 
-
-def _register(types: str, function: Callable[..., Any]) -> None:
+def _register(types: str, function: Callable[..., Array]) -> None:
     """Register a function of the inputs alone."""
 
-    def call(ctx: Any, node: Any, *inputs: Any) -> Any:
+    def call(ctx: Context, node: Node, *inputs: Array) -> Array:
         return function(*inputs)
 
     computes(*types.split())(call)
@@ -29,7 +28,7 @@ def _register(types: str, function: Callable[..., Any]) -> None:
 def _folded(types: str, name: str) -> None:
     """Register the function of that name of NumPy and of JAX."""
 
-    def call(ctx: Any, node: Any, *inputs: Any) -> Any:
+    def call(ctx: Context, node: Node, *inputs: Array) -> Array:
         return getattr(ctx.xp, name)(*inputs)
 
     computes(*types.split(), folds=True)(call)
@@ -108,7 +107,7 @@ def _divided_by_zero(x: Array, y: Array) -> Array:
     return jnp.where(zero, jnp.zeros((), x.dtype), x / jnp.where(zero, jnp.ones((), y.dtype), y))
 
 
-_FUNCTIONS: dict[str, Any] = {
+_FUNCTIONS: dict[str, Callable[..., Array]] = {
     "Abs": absolute, "Exp": jnp.exp, "Expm1": jnp.expm1, "Log": jnp.log, "Log1p": jnp.log1p, "Sqrt": jnp.sqrt,
     "Rsqrt": lambda x: lax.rsqrt(x), "Sin": jnp.sin, "Cos": jnp.cos, "Tan": jnp.tan, "Asin": jnp.arcsin,
     "Acos": jnp.arccos, "Atan": jnp.arctan, "Atan2": jnp.arctan2, "Sinh": jnp.sinh, "Cosh": jnp.cosh,
@@ -129,7 +128,7 @@ for _types, _function in _FUNCTIONS.items():
 
 
 @computes("Maximum", "Minimum", folds=True)
-def _larger_or_smaller(ctx: Any, node: Any, a: Array, b: Array) -> Array:
+def _larger_or_smaller(ctx: Context, node: Node, a: Array, b: Array) -> Array:
     """The larger or the smaller of two; the gradient of equal ones goes to ``a``."""
     largest = node.op_type == "Maximum"
     value = (ctx.xp.maximum if largest else ctx.xp.minimum)(a, b)
@@ -139,35 +138,35 @@ def _larger_or_smaller(ctx: Any, node: Any, a: Array, b: Array) -> Array:
 
 
 @computes("FloorDiv", folds=True)
-def _floor_divide(ctx: Any, node: Any, a: Array, b: Array) -> Array:
+def _floor_divide(ctx: Context, node: Node, a: Array, b: Array) -> Array:
     """Floats are divided and then rounded down: 1.0 by 0.1 is 10."""
     return ctx.xp.floor(a / b) if np.dtype(a.dtype).kind == "f" else ctx.xp.floor_divide(a, b)
 
 
 @computes("L2Loss")
-def _half_of_squares(ctx: Any, node: Any, x: Array) -> Array:
+def _half_of_squares(ctx: Context, node: Node, x: Array) -> Array:
     return _in_float32(lambda wide: jnp.sum(wide * wide) / 2, x)
 
 
 @computes("LeakyRelu", attributes="alpha")
-def _leaky(ctx: Any, node: Any, x: Array) -> Array:
+def _leaky(ctx: Context, node: Node, x: Array) -> Array:
     return jnp.where(x > 0, x, x * jnp.asarray(node["alpha"], x.dtype))
 
 
 @computes("Select")
-def _select(ctx: Any, node: Any, condition: Array, x: Array, y: Array) -> Array:
+def _select(ctx: Context, node: Node, condition: Array, x: Array, y: Array) -> Array:
     if condition.ndim == 1 and x.ndim > 1:
         condition = condition.reshape(condition.shape + (1,) * (x.ndim - 1))
     return jnp.where(condition, x, y)
 
 
 @computes("AddN", "AccumulateNV2", attributes="shape")
-def _add_all(ctx: Any, node: Any, *inputs: Array) -> Array:
+def _add_all(ctx: Context, node: Node, *inputs: Array) -> Array:
     return sum(inputs[1:], inputs[0])
 
 
 @computes("Cast", attributes="DstT output", folds=True)
-def _cast(ctx: Any, node: Any, x: Array) -> Array:
+def _cast(ctx: Context, node: Node, x: Array) -> Array:
     dtype = np.dtype(
         jnp.bfloat16 if node["output"] == "bfloat16" else _NAMES.get(node["output"], node["output"])
     )
@@ -191,30 +190,30 @@ _NAMES = {"bool_": "bool", "bool": "bool"}
 
 
 @computes("Const", attributes="value", folds=True)
-def _const(ctx: Any, node: Any) -> Any:
+def _const(ctx: Context, node: Node) -> Array:
     return np.asarray(node["value"])
 
 
 @computes("Result")
-def _result(ctx: Any, node: Any, x: Array) -> Array:
+def _result(ctx: Context, node: Node, x: Array) -> Array:
     """A tensor that leaves the program, under a name of its own."""
     return jnp.asarray(x)
 
 
 @computes("BiasAdd", "BiasAddV1", attributes="data_format")
-def _bias(ctx: Any, node: Any, x: Array, bias: Array) -> Array:
+def _bias(ctx: Context, node: Node, x: Array, bias: Array) -> Array:
     if node.get("data_format", "NHWC") == "NCHW":
         bias = bias.reshape(bias.shape + (1,) * (x.ndim - 2))
     return x + bias
 
 
 @computes("Softmax")
-def _softmax(ctx: Any, node: Any, x: Array) -> Array:
+def _softmax(ctx: Context, node: Node, x: Array) -> Array:
     return _in_float32(jax.nn.softmax, x)
 
 
 @computes("LogSoftmax")
-def _log_softmax(ctx: Any, node: Any, x: Array) -> Array:
+def _log_softmax(ctx: Context, node: Node, x: Array) -> Array:
     return _in_float32(jax.nn.log_softmax, x)
 
 
@@ -223,7 +222,7 @@ def _in_float32(function: Callable[[Array], Array], x: Array) -> Array:
 
 
 @computes("Cumsum", "Cumprod", attributes="exclusive reverse")
-def _cumulative(ctx: Any, node: Any, x: Array, axis: Any) -> Array:
+def _cumulative(ctx: Context, node: Node, x: Array, axis: Array) -> Array:
     axis = int(ctx.constant(1))
     if node["reverse"]:
         x = jnp.flip(x, axis)
@@ -244,7 +243,7 @@ _REDUCTIONS = {
 
 
 @computes(*_REDUCTIONS, attributes="keep_dims", folds=True)
-def _reduce(ctx: Any, node: Any, x: Array, axes: Any) -> Array:
+def _reduce(ctx: Context, node: Node, x: Array, axes: Array) -> Array:
     axis = tuple(int(a) for a in np.atleast_1d(np.asarray(ctx.constant(1))))
     if node.op_type == "EuclideanNorm":
         return _in_float32(
@@ -262,7 +261,7 @@ def _reduce(ctx: Any, node: Any, x: Array, axes: Any) -> Array:
 
 
 @computes("SparseSoftmaxCrossEntropyWithLogits")
-def _sparse(ctx: Any, node: Any, logits: Array, labels: Array) -> Any:
+def _sparse(ctx: Context, node: Node, logits: Array, labels: Array) -> tuple[Array, ...]:
     wide = logits.astype(jnp.float32)
     logs = jax.nn.log_softmax(wide)
     loss = -jnp.take_along_axis(logs, labels[:, None].astype(jnp.int32), 1)[:, 0]
@@ -272,7 +271,7 @@ def _sparse(ctx: Any, node: Any, logits: Array, labels: Array) -> Any:
 
 
 @computes("SoftmaxCrossEntropyWithLogits")
-def _dense(ctx: Any, node: Any, logits: Array, labels: Array) -> Any:
+def _dense(ctx: Context, node: Node, logits: Array, labels: Array) -> tuple[Array, ...]:
     """The loss and its gradient, which is softmax minus labels, as in TensorFlow also where these do not sum to 1."""
     wide, target = jnp.broadcast_arrays(logits.astype(jnp.float32), labels.astype(jnp.float32))
     logs = jax.nn.log_softmax(wide)

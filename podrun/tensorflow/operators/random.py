@@ -5,22 +5,20 @@ The numbers are not the hardware's: distributions and repeatability are what hol
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podrun.tensorflow.operators.table import computes
+from podrun.runtime.graph import Node
+from podrun.runtime.operators import Context
+from podrun.tensorflow.operators.table import Array, computes
 
-Array = Any
 
-
-def _sizes(ctx: Any) -> tuple[int, ...]:
+def _sizes(ctx: Context) -> tuple[int, ...]:
     return tuple(int(v) for v in np.atleast_1d(ctx.constant(0))) if np.size(ctx.constant(0)) else ()
 
 
-def _draw(kind: str, key: Any, shape: tuple[int, ...], dtype: str) -> Array:
+def _draw(kind: str, key: Array, shape: tuple[int, ...], dtype: str) -> Array:
     wide = jnp.float32
     if kind == "normal":
         return jax.random.normal(key, shape, wide).astype(dtype)
@@ -33,17 +31,17 @@ _KINDS = {"RandomStandardNormal": "normal", "TruncatedNormal": "truncated", "Ran
 
 
 @computes(*_KINDS, attributes="output", random=True)
-def _random(ctx: Any, node: Any, shape: Any) -> Array:
+def _random(ctx: Context, node: Node, shape: Array) -> Array:
     return _draw(_KINDS[node.op_type], ctx.key(), _sizes(ctx), node["output"])
 
 
 @computes("RandomUniformInt", attributes="output", random=True)
-def _random_int(ctx: Any, node: Any, shape: Any, low: Array, high: Array) -> Array:
+def _random_int(ctx: Context, node: Node, shape: Array, low: Array, high: Array) -> Array:
     return jax.random.randint(ctx.key(), _sizes(ctx), low, high, jnp.int32)
 
 
 @computes("RandomShuffle", random=True)
-def _shuffle(ctx: Any, node: Any, x: Array) -> Array:
+def _shuffle(ctx: Context, node: Node, x: Array) -> Array:
     return jax.random.permutation(ctx.key(), x)
 
 
@@ -58,24 +56,24 @@ _STATELESS = {
 
 
 @computes(*_STATELESS, attributes="output")
-def _stateless(ctx: Any, node: Any, shape: Any, seed: Array, *more: Array) -> Array:
+def _stateless(ctx: Context, node: Node, shape: Array, seed: Array, *more: Array) -> Array:
     words = jnp.asarray(seed).reshape(-1)
     key = jax.random.fold_in(jax.random.key(words[0]), words[-1])
     return _draw(_STATELESS[node.op_type], key, _sizes(ctx), node["output"])
 
 
 @computes("StatelessRandomGetKeyCounter")
-def _key_counter(ctx: Any, node: Any, seed: Array) -> Any:
+def _key_counter(ctx: Context, node: Node, seed: Array) -> tuple[Array, ...]:
     return jnp.asarray(seed).reshape(-1)[:2].astype(jnp.int32), jnp.zeros(2, jnp.int32)
 
 
 @computes("StatelessRandomGetAlg")
-def _algorithm(ctx: Any, node: Any) -> Array:
+def _algorithm(ctx: Context, node: Node) -> Array:
     return jnp.ones((), jnp.int32)
 
 
 @computes("Podrun:dropout", attributes="rate noise_shape seeded", random=True)
-def _dropout(ctx: Any, node: Any, x: Array, *seed: Array) -> Array:
+def _dropout(ctx: Context, node: Node, x: Array, *seed: Array) -> Array:
     """``x`` scaled where it is kept, zero elsewhere; with a seed the mask is the seed's alone."""
     shape = tuple(node["noise_shape"] or x.shape)
     if node["seeded"]:

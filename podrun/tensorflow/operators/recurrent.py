@@ -17,6 +17,7 @@ from podrun.tensorflow.operators.table import computes
 
 if TYPE_CHECKING:
     from podrun.runtime.graph import Node
+    from podrun.runtime.operators import Context
 
 _Activation = Callable[[jax.Array], jax.Array]
 _ONNX_NAMES = {"hard_sigmoid": "hardsigmoid"}
@@ -36,7 +37,7 @@ def _wide(x: jax.Array) -> jax.Array:
 @computes(
     "Podrun:recurrence", attributes="cell activation recurrent_activation reset_after lengths attention"
 )
-def _recurrence(ctx: object, node: Node, x: jax.Array, *rest: jax.Array) -> tuple[jax.Array, ...]:
+def _recurrence(ctx: Context, node: Node, x: jax.Array, *rest: jax.Array) -> tuple[jax.Array, ...]:
     """From x ``[time, batch, input]``, the kernels ``[input, g*h]`` and ``[h, g*h]``, the bias ``[g*h]`` (``[2, g*h]``
     for a GRU that resets after its product) and the states: all outputs and the last states, in the type of x.
     """

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,9 +9,8 @@ from jax import lax
 
 from podrun.numerics.precision import is_float
 from podrun.runtime.graph import Node
-from podrun.tensorflow.operators.table import computes
-
-Array = Any
+from podrun.runtime.operators import Context
+from podrun.tensorflow.operators.table import Array, computes
 
 
 def _reduced(kind: str, x: Array, ids: Array, count: int) -> Array:
@@ -33,14 +30,14 @@ def _reduced(kind: str, x: Array, ids: Array, count: int) -> Array:
 
 
 @computes("UnsortedSegmentMax", "UnsortedSegmentMin", "UnsortedSegmentProd")
-def _unsorted(ctx: Any, node: Node, x: Array, ids: Array, count: Any) -> Array:
+def _unsorted(ctx: Context, node: Node, x: Array, ids: Array, count: Array) -> Array:
     """Ids below 0 count for nothing; segments without rows have the extreme value of the type."""
     kind, size = node.op_type.removeprefix("UnsortedSegment"), int(ctx.constant(2))
     kept = jnp.where(jnp.asarray(ids) < 0, size, ids)
     result = _reduced(kind, x, kept, size + 1)[:size]
     if kind == "Prod":
         return result
-    limits: Any = np.finfo(x.dtype) if np.dtype(x.dtype).kind == "f" else np.iinfo(x.dtype)
+    limits: np.finfo | np.iinfo = np.finfo(x.dtype) if np.dtype(x.dtype).kind == "f" else np.iinfo(x.dtype)
     least, most = jnp.asarray(limits.min, x.dtype), jnp.asarray(limits.max, x.dtype)
     return jnp.clip(result, least, most)
 
@@ -50,7 +47,7 @@ def _unsorted(ctx: Any, node: Node, x: Array, ids: Array, count: Any) -> Array:
     "SegmentSum",
     "SegmentMean",
 )
-def _sorted(ctx: Any, node: Node, x: Array, ids: Any, *counts: Array) -> Array:
+def _sorted(ctx: Context, node: Node, x: Array, ids: Array, *counts: Array) -> Array:
     """As many segments as the program says, or as the ids do, which must be known then. Empty ones are 0, of Prod 1."""
     kind = node.op_type.removeprefix("Segment").removesuffix("V2")
     count = int(ctx.constant(2)) if counts else int(np.max(ctx.constant(1))) + 1
@@ -65,13 +62,13 @@ def _sorted(ctx: Any, node: Node, x: Array, ids: Any, *counts: Array) -> Array:
 
 
 @computes("Roll")
-def _roll(ctx: Any, node: Node, x: Array, shift: Any, axis: Any) -> Array:
+def _roll(ctx: Context, node: Node, x: Array, shift: Array, axis: Array) -> Array:
     shifts, axes = np.atleast_1d(ctx.constant(1)), np.atleast_1d(ctx.constant(2))
     return jnp.roll(x, tuple(int(s) for s in shifts), tuple(int(a) for a in axes))
 
 
 @computes("ReverseSequence", attributes="seq_dim batch_dim")
-def _reverse_sequence(ctx: Any, node: Node, x: Array, lengths: Array) -> Array:
+def _reverse_sequence(ctx: Context, node: Node, x: Array, lengths: Array) -> Array:
     along, batch = node["seq_dim"], node["batch_dim"]
     moved = jnp.moveaxis(x, (batch, along), (0, 1))
     place = jnp.arange(moved.shape[1])[None]
@@ -82,12 +79,12 @@ def _reverse_sequence(ctx: Any, node: Node, x: Array, lengths: Array) -> Array:
 
 
 @computes("LinSpace")
-def _linspace(ctx: Any, node: Node, start: Array, stop: Array, count: Any) -> Array:
+def _linspace(ctx: Context, node: Node, start: Array, stop: Array, count: Array) -> Array:
     return jnp.linspace(start, stop, int(ctx.constant(2)), dtype=jnp.asarray(start).dtype)
 
 
 @computes("Bincount")
-def _bincount(ctx: Any, node: Node, values: Array, size: Any, weights: Array) -> Array:
+def _bincount(ctx: Context, node: Node, values: Array, size: Array, weights: Array) -> Array:
     count = int(ctx.constant(1))
     ones = jnp.ones(values.size, jnp.int32) if not weights.size else weights.reshape(-1)
     flat = jnp.where(values.reshape(-1) < count, values.reshape(-1), count)
@@ -95,7 +92,7 @@ def _bincount(ctx: Any, node: Node, values: Array, size: Any, weights: Array) ->
 
 
 @computes("DenseBincount", attributes="binary_output")
-def _dense_bincount(ctx: Any, node: Node, values: Array, size: Any, weights: Array) -> Array:
+def _dense_bincount(ctx: Context, node: Node, values: Array, size: Array, weights: Array) -> Array:
     count = int(ctx.constant(1))
 
     def one(row: Array, own: Array) -> Array:
@@ -107,7 +104,7 @@ def _dense_bincount(ctx: Any, node: Node, values: Array, size: Any, weights: Arr
 
 
 @computes("SpaceToBatchND")
-def _space_to_batch(ctx: Any, node: Node, x: Array, blocks: Any, paddings: Any) -> Array:
+def _space_to_batch(ctx: Context, node: Node, x: Array, blocks: Array, paddings: Array) -> Array:
     sizes, pads = [int(b) for b in ctx.constant(1)], np.asarray(ctx.constant(2))
     count = len(sizes)
     x = jnp.pad(x, [(0, 0), *((int(a), int(b)) for a, b in pads), *[(0, 0)] * (x.ndim - 1 - count)])
@@ -120,7 +117,7 @@ def _space_to_batch(ctx: Any, node: Node, x: Array, blocks: Any, paddings: Any) 
 
 
 @computes("BatchToSpaceND")
-def _batch_to_space(ctx: Any, node: Node, x: Array, blocks: Any, crops: Any) -> Array:
+def _batch_to_space(ctx: Context, node: Node, x: Array, blocks: Array, crops: Array) -> Array:
     sizes, cut = [int(b) for b in ctx.constant(1)], np.asarray(ctx.constant(2))
     count = len(sizes)
     batch, rest = x.shape[0] // int(np.prod(sizes)), x.shape[1 + count :]
@@ -132,7 +129,7 @@ def _batch_to_space(ctx: Any, node: Node, x: Array, blocks: Any, crops: Any) -> 
 
 
 @computes("ExtractImagePatches", attributes="ksizes strides rates padding")
-def _patches(ctx: Any, node: Node, x: Array) -> Array:
+def _patches(ctx: Context, node: Node, x: Array) -> Array:
     """``[batch, rows, columns, high * wide * channels]``: the values of each window, by row, column and channel."""
     high, wide = node["ksizes"][1:3]
     channels = x.shape[-1]
@@ -145,7 +142,7 @@ def _patches(ctx: Any, node: Node, x: Array) -> Array:
 
 
 @computes("MaxPool3D", "AvgPool3D", attributes="ksize strides padding data_format")
-def _pool3(ctx: Any, node: Node, x: Array) -> Array:
+def _pool3(ctx: Context, node: Node, x: Array) -> Array:
     window, strides = tuple(node["ksize"]), tuple(node["strides"])  # In the order of the data.
     if node.op_type == "MaxPool3D":
         return lax.reduce_window(x, -jnp.inf, lax.max, window, strides, node["padding"])
@@ -156,7 +153,7 @@ def _pool3(ctx: Any, node: Node, x: Array) -> Array:
 
 
 @computes("CumulativeLogsumexp", attributes="exclusive reverse")
-def _log_cumulative(ctx: Any, node: Node, x: Array, axis: Any) -> Array:
+def _log_cumulative(ctx: Context, node: Node, x: Array, axis: Array) -> Array:
     along = int(ctx.constant(1))
     if node["reverse"]:
         x = jnp.flip(x, along)
@@ -168,7 +165,7 @@ def _log_cumulative(ctx: Any, node: Node, x: Array, axis: Any) -> Array:
 
 
 @computes("Conv3DBackpropInputV2", attributes="strides padding data_format dilations")
-def _transposed3(ctx: Any, node: Node, sizes: Any, w: Array, y: Array) -> Array:
+def _transposed3(ctx: Context, node: Node, sizes: Array, w: Array, y: Array) -> Array:
     shape = tuple(int(v) for v in ctx.constant(0))
 
     def forward(x: Array) -> Array:

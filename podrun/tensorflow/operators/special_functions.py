@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,15 +11,14 @@ from jax import lax
 
 from podrun.numerics.gradients import absolute, with_gradient
 from podrun.runtime.graph import Node
-from podrun.tensorflow.operators.table import computes
+from podrun.runtime.operators import Context
+from podrun.tensorflow.operators.table import Array, computes
 
-Array = Any
 
-
-def _register(types: str, function: Callable[..., Any]) -> None:
+def _register(types: str, function: Callable[..., Array]) -> None:
     """Register a function of the inputs alone, computed in float32."""
 
-    def call(ctx: Any, node: Node, *inputs: Any) -> Any:
+    def call(ctx: Context, node: Node, *inputs: Array) -> Array:
         dtype = inputs[0].dtype
         floats = [x.astype(jnp.float32) if x.dtype == jnp.float16 else x for x in inputs]
         return function(*floats).astype(dtype)
@@ -38,7 +36,7 @@ def _log1p_no_zero(x: Array, y: Array) -> Array:
     return jnp.where(zero, jnp.zeros((), y.dtype), x * jnp.log1p(jnp.where(zero, jnp.zeros((), y.dtype), y)))
 
 
-_FUNCTIONS: dict[str, Callable[..., Any]] = {
+_FUNCTIONS: dict[str, Callable[..., Array]] = {
     "Erfinv": lax.erf_inv,
     "Ndtri": jax.scipy.special.ndtri,
     "Igamma": jax.scipy.special.gammainc,
@@ -59,7 +57,7 @@ for _types, _function in _FUNCTIONS.items():
 
 
 @computes("ApproximateEqual", attributes="tolerance")
-def _nearly(ctx: Any, node: Node, a: Array, b: Array) -> Array:
+def _nearly(ctx: Context, node: Node, a: Array, b: Array) -> Array:
     return jnp.abs(a - b) < node["tolerance"]
 
 
@@ -85,23 +83,23 @@ def _colour(hue: Array, saturation: Array, value: Array) -> Array:
 
 
 @computes("RGBToHSV")
-def _to_hsv(ctx: Any, node: Node, x: Array) -> Array:
+def _to_hsv(ctx: Context, node: Node, x: Array) -> Array:
     return jnp.stack(_hue(x), -1)
 
 
 @computes("HSVToRGB")
-def _to_rgb(ctx: Any, node: Node, x: Array) -> Array:
+def _to_rgb(ctx: Context, node: Node, x: Array) -> Array:
     return _colour(x[..., 0], x[..., 1], x[..., 2]).astype(x.dtype)
 
 
 @computes("AdjustContrastv2")
-def _contrast(ctx: Any, node: Node, x: Array, factor: Array) -> Array:
+def _contrast(ctx: Context, node: Node, x: Array, factor: Array) -> Array:
     mean = x.mean((-3, -2), keepdims=True)
     return (x - mean) * factor.astype(x.dtype) + mean
 
 
 @computes("AdjustSaturation", "AdjustHue")
-def _adjusted(ctx: Any, node: Node, x: Array, change: Array) -> Array:
+def _adjusted(ctx: Context, node: Node, x: Array, change: Array) -> Array:
     hue, saturation, value = _hue(x)
     if node.op_type == "AdjustHue":
         return _colour((hue + change) % 1, saturation, value).astype(x.dtype)
@@ -123,31 +121,31 @@ def _fake(x: Array, least: Array, most: Array, bits: int, narrow: bool) -> Array
 
 
 @computes("FakeQuantWithMinMaxArgs", attributes="min max num_bits narrow_range")
-def _fake_args(ctx: Any, node: Node, x: Array) -> Array:
+def _fake_args(ctx: Context, node: Node, x: Array) -> Array:
     least, most = np.float32(node["min"]), np.float32(node["max"])
     return _fake(x, least, most, node["num_bits"], node["narrow_range"])
 
 
 @computes("FakeQuantWithMinMaxVars", "FakeQuantWithMinMaxVarsPerChannel", attributes="num_bits narrow_range")
-def _fake_vars(ctx: Any, node: Node, x: Array, least: Array, most: Array) -> Array:
+def _fake_vars(ctx: Context, node: Node, x: Array, least: Array, most: Array) -> Array:
     return _fake(x, least, most, node["num_bits"], node["narrow_range"])
 
 
 @computes("Multinomial", attributes="output output_dtype", random=True)
-def _multinomial(ctx: Any, node: Node, logits: Array, count: Any) -> Array:
+def _multinomial(ctx: Context, node: Node, logits: Array, count: Array) -> Array:
     shape = (logits.shape[0], int(ctx.constant(1)))
     drawn = jax.random.categorical(ctx.key(), logits[:, None, :].astype(jnp.float32), shape=shape)
     return drawn.astype(jnp.int32)
 
 
 @computes("RandomGamma", random=True)
-def _gamma(ctx: Any, node: Node, shape: Any, alpha: Array) -> Array:
+def _gamma(ctx: Context, node: Node, shape: Array, alpha: Array) -> Array:
     sizes = tuple(int(v) for v in np.atleast_1d(ctx.constant(0)))
     return jax.random.gamma(ctx.key(), alpha.astype(jnp.float32), (*sizes, *alpha.shape)).astype(alpha.dtype)
 
 
 @computes("StatelessRandomUniformInt", "StatelessRandomUniformIntV2")
-def _stateless_int(ctx: Any, node: Node, shape: Any, seed: Array, *more: Array) -> Array:
+def _stateless_int(ctx: Context, node: Node, shape: Array, seed: Array, *more: Array) -> Array:
     words = jnp.asarray(seed).reshape(-1)
     key = jax.random.fold_in(jax.random.key(words[0]), words[-1])
     sizes = tuple(int(v) for v in np.atleast_1d(ctx.constant(0))) if np.size(ctx.constant(0)) else ()

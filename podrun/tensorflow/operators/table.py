@@ -15,9 +15,11 @@ import numpy as np
 
 from podrun.core.errors import UnimplementedError
 from podrun.runtime.graph import Node
-from podrun.runtime.operators import Operator, OperatorFunction
+from podrun.runtime.operators import Context, Operator, OperatorFunction
 from podrun.tensorflow.graph.builder import DOMAIN
 
+Array = Any
+"""An array of JAX, or of NumPy where an operation folds: no type of either library has what both offer."""
 FAMILIES = (
     "pointwise",
     "forming",
@@ -77,13 +79,13 @@ class HalfPrecision:
 
     nan_on_overflow: bool = False
 
-    def results(self, node: Node, inputs: Sequence[Any], results: Any) -> Any:
+    def results(self, node: Node, inputs: Sequence[Array], results: Array) -> Array:
         """The results of an operation in the form that an IPU gives them."""
         single = not isinstance(results, tuple)
         values = [self._value(node, inputs, r) for r in ((results,) if single else results)]
         return values[0] if single else tuple(values)
 
-    def _value(self, node: Node, inputs: Sequence[Any], value: Any) -> Any:
+    def _value(self, node: Node, inputs: Sequence[Array], value: Array) -> Array:
         import jax.numpy as jnp
 
         if getattr(value, "dtype", None) != np.float16 or isinstance(value, np.ndarray):
@@ -127,7 +129,7 @@ class TensorFlowOperators:
         if node.op_type in EXACT:
             return Operator(DOMAIN, node.op_type, 1, function, handler.folds, handler.random, fixed)
 
-        def run(ctx: Any, item: Node, *inputs: Any) -> Any:
+        def run(ctx: Context, item: Node, *inputs: Array) -> Array | tuple[Array, ...]:
             return halves.results(item, inputs, function(ctx, item, *inputs))
 
         return Operator(DOMAIN, node.op_type, 1, run, handler.folds, handler.random, fixed)

@@ -5,37 +5,37 @@ Source of the formulas: tensorflow/core/kernels/training_ops.cc and the operatio
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax.numpy as jnp
 
-from podrun.tensorflow.operators.table import computes
-
-Array = Any
+from podrun.runtime.graph import Node
+from podrun.runtime.operators import Context
+from podrun.tensorflow.operators.table import Array, computes
 
 
 @computes("AssignVariableOp")
-def _assign(ctx: Any, node: Any, variable: Array, value: Array) -> Array:
+def _assign(ctx: Context, node: Node, variable: Array, value: Array) -> Array:
     return jnp.asarray(value)
 
 
 @computes("AssignAddVariableOp")
-def _assign_add(ctx: Any, node: Any, variable: Array, value: Array) -> Array:
+def _assign_add(ctx: Context, node: Node, variable: Array, value: Array) -> Array:
     return variable + value
 
 
 @computes("AssignSubVariableOp")
-def _assign_sub(ctx: Any, node: Any, variable: Array, value: Array) -> Array:
+def _assign_sub(ctx: Context, node: Node, variable: Array, value: Array) -> Array:
     return variable - value
 
 
 @computes("ResourceApplyGradientDescent")
-def _descent(ctx: Any, node: Any, variable: Array, rate: Array, gradient: Array) -> Array:
+def _descent(ctx: Context, node: Node, variable: Array, rate: Array, gradient: Array) -> Array:
     return variable - rate * gradient
 
 
 @computes("ResourceApplyMomentum", attributes="use_nesterov")
-def _momentum(ctx: Any, node: Any, v: Array, m: Array, rate: Array, gradient: Array, momentum: Array) -> Any:
+def _momentum(
+    ctx: Context, node: Node, v: Array, m: Array, rate: Array, gradient: Array, momentum: Array
+) -> tuple[Array, ...]:
     new = m * momentum + gradient
     step = gradient * rate + new * momentum * rate if node["use_nesterov"] else rate * new
     return v - step, new
@@ -43,17 +43,17 @@ def _momentum(ctx: Any, node: Any, v: Array, m: Array, rate: Array, gradient: Ar
 
 @computes("ResourceApplyKerasMomentum", attributes="use_nesterov")
 def _keras_momentum(
-    ctx: Any, node: Any, v: Array, m: Array, rate: Array, gradient: Array, momentum: Array
-) -> Any:
+    ctx: Context, node: Node, v: Array, m: Array, rate: Array, gradient: Array, momentum: Array
+) -> tuple[Array, ...]:
     new = m * momentum - rate * gradient
     return v + (new * momentum - rate * gradient if node["use_nesterov"] else new), new
 
 
 @computes("ResourceApplyAdam", attributes="use_nesterov")
 def _adam(
-    ctx: Any, node: Any, v: Array, m: Array, s: Array, power1: Array, power2: Array, rate: Array, beta1: Array,
+    ctx: Context, node: Node, v: Array, m: Array, s: Array, power1: Array, power2: Array, rate: Array, beta1: Array,
     beta2: Array, epsilon: Array, g: Array,
-) -> Any:  # fmt: skip
+) -> tuple[Array, ...]:  # fmt: skip
     alpha = rate * jnp.sqrt(1 - power2) / (1 - power1)
     first, second = m + (g - m) * (1 - beta1), s + (g * g - s) * (1 - beta2)
     step = g * (1 - beta1) + beta1 * first if node["use_nesterov"] else first
@@ -62,9 +62,9 @@ def _adam(
 
 @computes("ResourceApplyAdamWithAmsgrad")
 def _amsgrad(
-    ctx: Any, node: Any, v: Array, m: Array, s: Array, most: Array, power1: Array, power2: Array, rate: Array,
+    ctx: Context, node: Node, v: Array, m: Array, s: Array, most: Array, power1: Array, power2: Array, rate: Array,
     beta1: Array, beta2: Array, epsilon: Array, g: Array,
-) -> Any:  # fmt: skip
+) -> tuple[Array, ...]:  # fmt: skip
     alpha = rate * jnp.sqrt(1 - power2) / (1 - power1)
     first, second = m + (g - m) * (1 - beta1), s + (g * g - s) * (1 - beta2)
     highest = jnp.maximum(most, second)
@@ -73,29 +73,31 @@ def _amsgrad(
 
 @computes("ResourceApplyAdaMax")
 def _adamax(
-    ctx: Any, node: Any, v: Array, m: Array, s: Array, power1: Array, rate: Array, beta1: Array, beta2: Array,
+    ctx: Context, node: Node, v: Array, m: Array, s: Array, power1: Array, rate: Array, beta1: Array, beta2: Array,
     epsilon: Array, g: Array,
-) -> Any:  # fmt: skip
+) -> tuple[Array, ...]:  # fmt: skip
     first, highest = m + (g - m) * (1 - beta1), jnp.maximum(beta2 * s, jnp.abs(g))
     return v - rate / (1 - power1) * (first / (highest + epsilon)), first, highest
 
 
 @computes("ResourceApplyAdagrad", attributes="update_slots")
-def _adagrad(ctx: Any, node: Any, v: Array, s: Array, rate: Array, g: Array) -> Any:
+def _adagrad(ctx: Context, node: Node, v: Array, s: Array, rate: Array, g: Array) -> tuple[Array, ...]:
     total = s + g * g if node["update_slots"] else s
     return v - rate * g / jnp.sqrt(total), total
 
 
 @computes("ResourceApplyAdagradV2", attributes="update_slots")
-def _adagrad2(ctx: Any, node: Any, v: Array, s: Array, rate: Array, epsilon: Array, g: Array) -> Any:
+def _adagrad2(
+    ctx: Context, node: Node, v: Array, s: Array, rate: Array, epsilon: Array, g: Array
+) -> tuple[Array, ...]:
     total = s + g * g if node["update_slots"] else s
     return v - rate * g / (jnp.sqrt(total) + epsilon), total
 
 
 @computes("ResourceApplyAdadelta")
 def _adadelta(
-    ctx: Any, node: Any, v: Array, s: Array, u: Array, rate: Array, rho: Array, epsilon: Array, g: Array
-) -> Any:
+    ctx: Context, node: Node, v: Array, s: Array, u: Array, rate: Array, rho: Array, epsilon: Array, g: Array
+) -> tuple[Array, ...]:
     total = rho * s + (1 - rho) * g * g
     step = jnp.sqrt(u + epsilon) / jnp.sqrt(total + epsilon) * g
     return v - rate * step, total, rho * u + (1 - rho) * step * step
@@ -103,9 +105,9 @@ def _adadelta(
 
 @computes("ResourceApplyRMSProp")
 def _rmsprop(
-    ctx: Any, node: Any, v: Array, s: Array, m: Array, rate: Array, rho: Array, momentum: Array, epsilon: Array,
+    ctx: Context, node: Node, v: Array, s: Array, m: Array, rate: Array, rho: Array, momentum: Array, epsilon: Array,
     g: Array,
-) -> Any:  # fmt: skip
+) -> tuple[Array, ...]:  # fmt: skip
     total = s + (g * g - s) * (1 - rho)
     new = m * momentum + rate * g / jnp.sqrt(total + epsilon)
     return v - new, total, new
@@ -113,45 +115,45 @@ def _rmsprop(
 
 @computes("ResourceApplyCenteredRMSProp")
 def _centred_rmsprop(
-    ctx: Any, node: Any, v: Array, mean: Array, s: Array, m: Array, rate: Array, rho: Array, momentum: Array,
+    ctx: Context, node: Node, v: Array, mean: Array, s: Array, m: Array, rate: Array, rho: Array, momentum: Array,
     epsilon: Array, g: Array,
-) -> Any:  # fmt: skip
+) -> tuple[Array, ...]:  # fmt: skip
     total, centre = s + (g * g - s) * (1 - rho), mean + (g - mean) * (1 - rho)
     new = m * momentum + rate * g / jnp.sqrt(total - centre * centre + epsilon)
     return v - new, centre, total, new
 
 
 @computes("ResourceScatterAdd")
-def _scatter_add(ctx: Any, node: Any, v: Array, indices: Array, updates: Array) -> Array:
+def _scatter_add(ctx: Context, node: Node, v: Array, indices: Array, updates: Array) -> Array:
     return v.at[indices].add(updates)
 
 
 @computes("ResourceScatterSub")
-def _scatter_sub(ctx: Any, node: Any, v: Array, indices: Array, updates: Array) -> Array:
+def _scatter_sub(ctx: Context, node: Node, v: Array, indices: Array, updates: Array) -> Array:
     return v.at[indices].add(-updates)
 
 
 @computes("ResourceScatterUpdate")
-def _scatter_update(ctx: Any, node: Any, v: Array, indices: Array, updates: Array) -> Array:
+def _scatter_update(ctx: Context, node: Node, v: Array, indices: Array, updates: Array) -> Array:
     return v.at[indices].set(updates)
 
 
 @computes("Store")
-def _store(ctx: Any, node: Any, variable: Array, value: Array) -> Array:
+def _store(ctx: Context, node: Node, variable: Array, value: Array) -> Array:
     """The value that a variable has after the step."""
     ctx.state_update(0, 0)
     return jnp.asarray(value).astype(variable.dtype).reshape(variable.shape)
 
 
 @computes("ResourceScatterMul", "ResourceScatterDiv", "ResourceScatterMin", "ResourceScatterMax")
-def _scatter_with(ctx: Any, node: Any, v: Array, indices: Array, updates: Array) -> Array:
+def _scatter_with(ctx: Context, node: Node, v: Array, indices: Array, updates: Array) -> Array:
     rows = v.at[indices]
     kind = node.op_type.removeprefix("ResourceScatter")
     return {"Mul": rows.multiply, "Div": rows.divide, "Min": rows.min, "Max": rows.max}[kind](updates)
 
 
 @computes("ResourceScatterNdUpdate", "ResourceScatterNdAdd", "ResourceScatterNdSub")
-def _scatter_places(ctx: Any, node: Any, v: Array, indices: Array, updates: Array) -> Array:
+def _scatter_places(ctx: Context, node: Node, v: Array, indices: Array, updates: Array) -> Array:
     places = v.at[tuple(jnp.moveaxis(indices, -1, 0))]
     if node.op_type.endswith("Update"):
         return places.set(updates)
@@ -160,9 +162,9 @@ def _scatter_places(ctx: Any, node: Any, v: Array, indices: Array, updates: Arra
 
 @computes("ResourceApplyFtrl", "ResourceApplyFtrlV2", attributes="multiply_linear_by_lr")
 def _ftrl(
-    ctx: Any, node: Any, v: Array, total: Array, linear: Array, g: Array, rate: Array, l1: Array, l2: Array,
+    ctx: Context, node: Node, v: Array, total: Array, linear: Array, g: Array, rate: Array, l1: Array, l2: Array,
     *more: Array,
-) -> Any:  # fmt: skip
+) -> tuple[Array, ...]:  # fmt: skip
     """Follow the regularised leader; the second version adds shrinkage of the gradient."""
     power = more[-1]
     shifted = g + 2 * more[0] * v if node.op_type.endswith("V2") else g
@@ -175,15 +177,15 @@ def _ftrl(
 
 
 @computes("ResourceApplyProximalGradientDescent")
-def _proximal(ctx: Any, node: Any, v: Array, rate: Array, l1: Array, l2: Array, g: Array) -> Array:
+def _proximal(ctx: Context, node: Node, v: Array, rate: Array, l1: Array, l2: Array, g: Array) -> Array:
     step = v - rate * g
     return jnp.sign(step) * jnp.maximum(jnp.abs(step) - rate * l1, 0) / (1 + rate * l2)
 
 
 @computes("ResourceApplyProximalAdagrad")
 def _proximal_adagrad(
-    ctx: Any, node: Any, v: Array, total: Array, rate: Array, l1: Array, l2: Array, g: Array
-) -> Any:
+    ctx: Context, node: Node, v: Array, total: Array, rate: Array, l1: Array, l2: Array, g: Array
+) -> tuple[Array, ...]:
     new = total + g * g
     own = rate / jnp.sqrt(new)
     step = v - own * g
@@ -192,9 +194,9 @@ def _proximal_adagrad(
 
 @computes("ResourceApplyAdagradDA")
 def _dual_averaging(
-    ctx: Any, node: Any, v: Array, total: Array, squares: Array, g: Array, rate: Array, l1: Array, l2: Array,
+    ctx: Context, node: Node, v: Array, total: Array, squares: Array, g: Array, rate: Array, l1: Array, l2: Array,
     count: Array,
-) -> Any:  # fmt: skip
+) -> tuple[Array, ...]:  # fmt: skip
     """Adagrad that starts from all gradients so far, of ``count`` steps."""
     new, square, steps = total + g, squares + g * g, jnp.asarray(count).astype(v.dtype)
     clipped = jnp.sign(new) * jnp.maximum(jnp.abs(new) - l1 * steps, 0)
@@ -203,8 +205,16 @@ def _dual_averaging(
 
 @computes("ResourceApplyAddSign", "ResourceApplyPowerSign")
 def _signed(
-    ctx: Any, node: Any, v: Array, m: Array, rate: Array, first: Array, decay: Array, beta: Array, g: Array
-) -> Any:
+    ctx: Context,
+    node: Node,
+    v: Array,
+    m: Array,
+    rate: Array,
+    first: Array,
+    decay: Array,
+    beta: Array,
+    g: Array,
+) -> tuple[Array, ...]:
     new = m * beta + g * (1 - beta)
     agree = decay * jnp.sign(g) * jnp.sign(new)
     step = (first + agree) * g if node.op_type.endswith("AddSign") else jnp.exp(first * agree) * g
