@@ -14,16 +14,16 @@ import tensorflow as tf
 
 from podrun.private_apis.tensorflow import private_module, symbol
 from podrun.tensorflow.capture.markers import mark
-from podrun.tensorflow.capture.program_graphs import in_program
+from podrun.tensorflow.capture.program_graphs import FunctionGraph, in_program
 
 _gradient_function = symbol("framework.ops.get_gradient_function")
 
 
-def _is_variable(source: Any) -> bool:
+def _is_variable(source: tf.Tensor | tf.Variable) -> bool:
     return hasattr(source, "handle") and hasattr(source, "read_value")
 
 
-def _anchor(graph: Any, source: Any) -> Any:
+def _anchor(graph: FunctionGraph, source: tf.Tensor | tf.Variable) -> tf.Tensor:
     """The tensor of ``graph`` at which a source enters: the handle of a variable, or the tensor itself."""
     return graph.capture(source.handle if _is_variable(source) else source)
 
@@ -38,7 +38,7 @@ _WITHOUT = {"Zeta": (0,), "Polygamma": (0,), "Betainc": (0, 1)} | dict.fromkeys(
 """Inputs that have no gradient, of operations whose other inputs have one."""
 
 
-def _passes(operation: Any) -> bool:
+def _passes(operation: tf.Operation) -> bool:
     """Whether a gradient passes through an operation."""
     if operation.type in BLOCKING:
         return False
@@ -48,7 +48,7 @@ def _passes(operation: Any) -> bool:
         return True
 
 
-def _reached(targets: Sequence[Any], stops: Sequence[Any]) -> set[int]:
+def _reached(targets: Sequence[tf.Tensor], stops: Sequence[tf.Tensor]) -> set[int]:
     """The ids of the tensors from which a path leads to a target."""
     stopping = {id(tensor) for tensor in stops}
     seen: set[int] = set()
@@ -78,11 +78,11 @@ def watch_gradient(tensor: tf.Tensor, take: Callable[[tf.Tensor], object]) -> tf
 
 
 def cut_gradients(
-    targets: Sequence[Any],
-    sources: Sequence[Any],
-    incoming: Sequence[Any] | None = None,
-    stops: Sequence[Any] = (),
-) -> list[Any]:
+    targets: Sequence[tf.Tensor],
+    sources: Sequence[tf.Tensor | tf.Variable],
+    incoming: Sequence[tf.Tensor | None] | None = None,
+    stops: Sequence[tf.Tensor | tf.Variable] = (),
+) -> list[tf.Tensor | None]:
     """The gradients of the sum of ``targets`` with respect to ``sources``, as operations that the importer
     differentiates; None for a source without a path to them.
     """
@@ -121,7 +121,7 @@ def cut_gradients(
     return [placed.get(i) for i in range(asked)]
 
 
-def _spec(source: Any) -> tf.TensorSpec:
+def _spec(source: tf.Tensor | tf.Variable) -> tf.TensorSpec:
     dtype = source.dtype.base_dtype
     variable = getattr(source, "_variable", None)  # A variable that mixed precision shows as a half.
     return tf.TensorSpec(source.shape, dtype if variable is None else variable.dtype.base_dtype)
@@ -131,7 +131,11 @@ def _flat(value: Any) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
-def _zeros_for_none(gradients: list[Any], sources: Sequence[Any], unconnected: Any) -> list[Any]:
+def _zeros_for_none(
+    gradients: list[tf.Tensor | None],
+    sources: Sequence[tf.Tensor | tf.Variable],
+    unconnected: tf.UnconnectedGradients | str | None,
+) -> list[tf.Tensor | None]:
     if getattr(unconnected, "value", unconnected) != "zero":
         return gradients
     return [

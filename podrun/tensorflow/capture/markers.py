@@ -26,7 +26,7 @@ REFERENCES: dict[int, Any] = {}
 """Objects that tokens name: queues, graphs of loops. They live as long as the process, as graphs do."""
 
 
-def reference(value: Any) -> int:
+def reference(value: object) -> int:
     """The number under which a token names ``value``."""
     number = next(_numbers)
     REFERENCES[number] = value
@@ -35,7 +35,7 @@ def reference(value: Any) -> int:
 
 def mark(
     kind: str,
-    inputs: Sequence[Any],
+    inputs: Sequence[tf.Tensor],
     outputs: Sequence[tf.TensorSpec],
     *,
     stateful: bool = False,
@@ -56,13 +56,13 @@ def mark(
     return tensors
 
 
-def mark_like(kind: str, tensor: Any, **attributes: Any) -> Any:
+def mark_like(kind: str, tensor: tf.Tensor, **attributes: Any) -> tf.Tensor:
     """A marker of one input whose one output has the input's type and shape."""
     (result,) = mark(kind, [tensor], [tf.TensorSpec(tensor.shape, tensor.dtype)], **attributes)
     return result
 
 
-def marked(operation: Any) -> dict[str, Any] | None:
+def marked(operation: tf.Operation) -> dict[str, Any] | None:
     """Kind and attributes of a marker; None for any other operation."""
     if operation.type not in ("PyFunc", "PyFuncStateless"):
         return None

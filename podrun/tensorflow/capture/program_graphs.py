@@ -8,8 +8,9 @@ the function makes belong to the graph outside.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 import tensorflow as tf
 
@@ -20,6 +21,30 @@ _FuncGraph: Any = symbol("framework.func_graph.FuncGraph")
 _tf_convert = symbol("autograph.impl.api.tf_convert")
 _lift_to_graph = symbol("eager.lift_to_graph.lift_to_graph")
 DEVICE = "/device:IPU:"
+
+
+class FunctionGraph(Protocol):
+    """What podrun uses of the graph of a function, whose class is not among TensorFlow's public names. ``captures``:
+    pairs of a tensor outside and the input that stands for it.
+    """
+
+    name: str
+    inputs: list[tf.Tensor]
+    outputs: list[tf.Tensor]
+    control_outputs: list[tf.Operation]
+    captures: Iterable[tuple[tf.Tensor, tf.Tensor]]
+
+    def get_operations(self) -> list[tf.Operation]:
+        """All operations in the order of the program."""
+
+    def as_default(self) -> AbstractContextManager[FunctionGraph]:
+        """A scope in which new operations enter this graph."""
+
+    def as_graph_def(self) -> tf.compat.v1.GraphDef:
+        """The graph and the functions that it calls, as a message."""
+
+    def capture(self, tensor: tf.Tensor) -> tf.Tensor:
+        """The tensor in this graph that stands for one outside; a tensor of this graph is its own."""
 
 
 class IpuGraph(_FuncGraph):  # type: ignore[misc]
@@ -33,7 +58,7 @@ class IpuGraph(_FuncGraph):  # type: ignore[misc]
         self.ordinal, self.automatic = ordinal, automatic
         self.results: Any = None
         """What the traced function returned."""
-        self.effects: list[Any] = []
+        self.effects: list[tf.Operation] = []
         """Operations that it returned."""
         self.refused = ""
         """Why the program cannot run, which it is told when it runs."""
@@ -48,7 +73,7 @@ def _share_variable_scope() -> None:
 
 def innermost_program() -> IpuGraph | None:
     """The graph of the innermost program that is being traced, if any."""
-    graph: Any = tf.compat.v1.get_default_graph() if not tf.executing_eagerly() else None
+    graph: tf.Graph | None = tf.compat.v1.get_default_graph() if not tf.executing_eagerly() else None
     while graph is not None and not isinstance(graph, IpuGraph):
         graph = getattr(graph, "outer_graph", None)
     return graph
@@ -56,7 +81,7 @@ def innermost_program() -> IpuGraph | None:
 
 def outermost_program() -> IpuGraph | None:
     """The graph of the whole program that is being traced, if any: loops in it have graphs of their own."""
-    graph: Any = innermost_program()
+    graph: tf.Graph | None = innermost_program()
     outermost: IpuGraph | None = graph
     while graph is not None:
         outermost = graph if isinstance(graph, IpuGraph) else outermost
@@ -80,7 +105,7 @@ _OF_VARIABLES = {
 }
 
 
-def host_scope(operation: Any) -> str | None:
+def host_scope(operation: tf.Operation) -> str | None:
     """The scope of an operation that the host computes; None for those of the device. Variables are the device's."""
     entry = operation.node_def.attr.get(OUTSIDE)
     if entry is None or operation.type in _OF_VARIABLES or operation.type in ("Const", "NoOp"):
@@ -88,7 +113,7 @@ def host_scope(operation: Any) -> str | None:
     return str(entry.s.decode())
 
 
-def parameter(graph: Any, spec: Any, name: str) -> Any:
+def parameter(graph: FunctionGraph, spec: tf.Tensor | tf.TensorSpec, name: str) -> tf.Tensor:
     """An input of a graph that is not captured."""
     with graph.as_default():
         tensor = tf.compat.v1.placeholder(spec.dtype, spec.shape, name=name)
@@ -137,7 +162,7 @@ def _uncached(next_creator: Callable[..., tf.Variable], **options: object) -> tf
     return next_creator(**(options | {"caching_device": None}))
 
 
-def _outside_of_program(value: Any) -> Any:
+def _outside_of_program(value: tf.Tensor) -> Callable[[], tf.Tensor]:
     """What gives the initial value of a variable outside of the program. ValueError, as in TensorFlow, for one that
     depends on inputs of the program.
     """
@@ -160,8 +185,8 @@ def _outside_of_program(value: Any) -> Any:
     return lambda: lifted[value]
 
 
-def _ancestors(value: Any) -> list[Any]:
-    seen: dict[int, Any] = {}
+def _ancestors(value: tf.Tensor) -> list[tf.Tensor]:
+    seen: dict[int, tf.Tensor] = {}
     waiting = [value]
     while waiting:
         tensor = waiting.pop()
@@ -178,7 +203,7 @@ def _identity_map(pairs: Mapping[Any, Any]) -> Any:
     return table
 
 
-def _in_graph(graph: Any, results: Any) -> Any:
+def _in_graph(graph: FunctionGraph, results: Any) -> Any:
     """The results with variables read and outer tensors captured; operations stay as they are."""
 
     def own(value: Any) -> Any:
@@ -202,7 +227,7 @@ _SUMMARIES = {
 """Summaries of version 1: the SDK makes none in a program, and nothing on the IPU needs them."""
 
 
-def check_host_free(graph: Any) -> None:
+def check_host_free(graph: tf.Graph) -> None:
     """UnsupportedError for operations that only the host has."""
     for operation in graph.get_operations():
         if operation.type in _SUMMARIES:

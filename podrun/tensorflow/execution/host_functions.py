@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from podrun.tensorflow.capture.program_graphs import FunctionGraph
+
 
 class HostFunction:
     """The operations between ``inputs`` and ``results``, and ``targets``, as a function of arrays by the names of
@@ -19,7 +21,11 @@ class HostFunction:
     """
 
     def __init__(
-        self, graph: Any, results: Sequence[Any], inputs: Sequence[Any], targets: Sequence[Any] = ()
+        self,
+        graph: FunctionGraph,
+        results: Sequence[tf.Tensor],
+        inputs: Sequence[tf.Tensor],
+        targets: Sequence[tf.Tensor] = (),
     ) -> None:
         known = {t.name for t in inputs}
         operations = _operations_between([*(t.op for t in results), *targets], known)
@@ -35,9 +41,9 @@ class HostFunction:
         self._kept = graph
         """The functions of Python that operations call live as long as the graph in which they were made."""
         self._graph = self._copy(graph, operations)
-        self._session: Any = None
+        self._session: tf.compat.v1.Session | None = None
 
-    def _copy(self, graph: Any, operations: Collection[Any]) -> tf.Graph:
+    def _copy(self, graph: FunctionGraph, operations: Collection[tf.Operation]) -> tf.Graph:
         definition = tf.compat.v1.GraphDef()
         whole = graph.as_graph_def()
         definition.versions.CopyFrom(whole.versions)
@@ -76,7 +82,7 @@ class HostFunction:
         return [self({name: value[row % len(value)] for name, value in rows.items()}) for row in range(count)]
 
 
-def _operations_between(starts: Sequence[Any], known: Collection[str]) -> list[Any]:
+def _operations_between(starts: Sequence[tf.Operation], known: Collection[str]) -> list[tf.Operation]:
     """The operations behind which there are only known tensors, variables and constants."""
     operations: dict[Any, None] = {}
     waiting = list(starts)

@@ -6,10 +6,10 @@ iteration; any other program is one step.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Any
+from typing import cast
 
 import numpy as np
 import tensorflow as tf
@@ -19,6 +19,7 @@ from podrun.runtime.feeds import DataFeed
 from podrun.runtime.graph import TensorType
 from podrun.tensorflow.capture.markers import REFERENCES
 from podrun.tensorflow.capture.places import PipelineShape, pipeline_of
+from podrun.tensorflow.capture.program_graphs import FunctionGraph, IpuGraph
 from podrun.tensorflow.execution.device_table import DEVICES
 from podrun.tensorflow.execution.poplar_flags import flags, synthetic_elements
 from podrun.tensorflow.execution.queue_loops import MainLoop, main_loop, origin
@@ -32,24 +33,24 @@ class ProgramPart:
     ran before it; ``reported``: whether it has a report of its own.
     """
 
-    inputs: Sequence[Any]
+    ordinal: int
+    inputs: Sequence[tf.Tensor]
     keys: Sequence[str]
     loop: MainLoop | None = None
-    fed: Sequence[Any] = ()
+    fed: Sequence[tf.Tensor] = ()
     queue: int = -1
-    done: frozenset[Any] = frozenset()
+    done: frozenset[tf.Operation] = frozenset()
     reported: bool = True
-    ordinal: int | None = None
 
 
 class HostProgram:
-    """The program of an `IpuGraph`. ``results``: tensors of the graph that the call returns."""
+    """The program of an `IpuGraph`, or of a part of one. ``results``: tensors of the graph that the call returns."""
 
     def __init__(
         self,
-        graph: Any,
-        results: Sequence[Any],
-        effects: Sequence[Any],
+        graph: FunctionGraph,
+        results: Sequence[tf.Tensor],
+        effects: Sequence[tf.Operation],
         *,
         shards: int = 1,
         part: ProgramPart | None = None,
@@ -58,8 +59,9 @@ class HostProgram:
         self.shards = max(shards, getattr(graph, "shards", 1))
         if part is None:
             inputs = list(graph.inputs)
-            part = ProgramPart(inputs, [input_key(t, i) for i, t in enumerate(inputs)], main_loop(graph))
-        self.ordinal: int = graph.ordinal if part.ordinal is None else part.ordinal
+            keys = [input_key(t, i) for i, t in enumerate(inputs)]
+            part = ProgramPart(cast("IpuGraph", graph).ordinal, inputs, keys, main_loop(graph))
+        self.ordinal = part.ordinal
         self.part, self.loop = part, part.loop
         self._effects = list(effects)
         self.inputs = list(part.inputs)
@@ -105,7 +107,7 @@ class HostProgram:
         names: dict[str, str] = {}
         resources: set[str] = set()
         carried: dict[str, int] = {}
-        results: list[Any] = []
+        results: list[np.ndarray] = []
         for place, (outer, inner) in enumerate(zip(loop.inputs, loop.body.inputs, strict=True)):
             if outer.dtype == tf.resource:
                 names[inner.name] = known[origin(outer).name]
@@ -167,8 +169,9 @@ class HostProgram:
             return self._run(arrays)
 
     def _run(self, arrays: Sequence[np.ndarray]) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
-        if getattr(self.graph, "refused", ""):
-            raise tf.errors.UnimplementedError(None, None, self.graph.refused)
+        refused = getattr(self.graph, "refused", "")
+        if refused:
+            raise tf.errors.UnimplementedError(None, None, refused)
         values = dict(zip(self.keys, arrays, strict=True))
         if self.loop is None:
             return self.iterate(1, values)
@@ -204,7 +207,9 @@ class HostProgram:
         if wrong:
             raise tf.errors.FailedPreconditionError(None, None, wrong)
 
-    def start_loop(self, values: dict[str, np.ndarray], starts: Sequence[Any] | None = None) -> int:
+    def start_loop(
+        self, values: dict[str, np.ndarray], starts: Sequence[np.ndarray | None] | None = None
+    ) -> int:
         """Add the values with which the loop starts. Returns how often it runs; 1 without a loop."""
         if self.loop is None:
             return 1
@@ -213,13 +218,13 @@ class HostProgram:
                 "A loop with queues must run a number of times that is known when it starts: loops.repeat, or a for "
                 "loop over tf.range.",
             )
-        chosen = [self._start(t, values) for t in self.loop.inputs] if starts is None else starts
+        chosen = starts or [
+            None if t.dtype == tf.resource else self._start(t, values) for t in self.loop.inputs
+        ]
         values.update((f"loop/{i}", s) for i, s in enumerate(chosen) if s is not None)
         return min(counter.iterations(chosen) for counter in self.loop.counted)
 
-    def _start(self, tensor: Any, values: Mapping[str, np.ndarray]) -> Any:
-        if tensor.dtype == tf.resource:
-            return None
+    def _start(self, tensor: tf.Tensor, values: Mapping[str, np.ndarray]) -> np.ndarray:
         own = origin(tensor)
         for known, key in zip(self.inputs, self.keys, strict=True):
             if known is own:
@@ -232,7 +237,9 @@ class HostProgram:
             )
         return np.asarray(constant)
 
-    def _result(self, tensor: Any, values: Mapping[str, np.ndarray], outcome: Sequence[np.ndarray]) -> Any:
+    def _result(
+        self, tensor: tf.Tensor, values: Mapping[str, np.ndarray], outcome: Sequence[np.ndarray]
+    ) -> np.ndarray:
         own = origin(tensor)
         loop = self.loop
         if loop is not None and own.op is loop.operation:
@@ -286,7 +293,7 @@ def fed_names(queue: int, count: int) -> list[str]:
     return [f"infeed{queue}/{i}" for i in range(count)]
 
 
-def input_key(tensor: Any, place: int) -> str:
+def input_key(tensor: tf.Tensor, place: int) -> str:
     """The name of a program's input among its values."""
     return f"{'variable' if tensor.dtype == tf.resource else 'input'}/{place}"
 
@@ -300,7 +307,7 @@ def feed_types(step: ReadStep) -> dict[str, TensorType]:
     return types
 
 
-def outfeed_taker(program: StepProgram) -> Any:
+def outfeed_taker(program: StepProgram) -> Callable[[str, np.ndarray], None]:
     """What gives each outfeed its values when the program runs."""
     owner = {
         name: (queue, i) for queue, names in program.step.outfeeds.items() for i, name in enumerate(names)

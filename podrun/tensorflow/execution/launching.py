@@ -36,7 +36,7 @@ _raised = threading.local()
 _errors: list[BaseException] = []
 
 
-def variable_type(handle: Any) -> tuple[Any, Any]:
+def variable_type(handle: tf.Tensor) -> tuple[tf.DType, tf.TensorShape]:
     """Type and shape of the variable of a handle."""
     data = getattr(handle, "_handle_data", None)
     if data is None:
@@ -45,19 +45,21 @@ def variable_type(handle: Any) -> tuple[Any, Any]:
     return tf.as_dtype(entry.dtype), tf.TensorShape(entry.shape)
 
 
-def read_handle(tensor: Any) -> np.ndarray:
+def read_handle(tensor: tf.Tensor) -> np.ndarray:
     """The value of a tensor of eager mode: that of the variable, for a handle."""
     if tensor.dtype == tf.resource:
         return np.asarray(_read_variable(tensor, variable_type(tensor)[0]))
     return np.asarray(tensor)
 
 
-def value_tensor(tensor: Any) -> Any:
+def value_tensor(tensor: tf.Tensor) -> tf.Tensor:
     """The tensor, or for a handle the value of its variable, in a graph."""
     return _read_variable(tensor, variable_type(tensor)[0]) if tensor.dtype == tf.resource else tensor
 
 
-def launch_program(program: HostProgram | PartedProgram, arguments: Sequence[Any]) -> list[Any]:
+def launch_program(
+    program: HostProgram | PartedProgram, arguments: Sequence[tf.Tensor]
+) -> list[tf.Tensor | tf.Operation]:
     """Launch a program with the values of its inputs: handles of variables, and tensors. Returns its results."""
     values = []
     for tensor in arguments:
@@ -79,10 +81,10 @@ def launch_program(program: HostProgram | PartedProgram, arguments: Sequence[Any
 
 def _launched_in_graph(
     program: HostProgram | PartedProgram,
-    arguments: Sequence[Any],
-    values: Sequence[Any],
-    types: Sequence[Any],
-) -> list[Any]:
+    arguments: Sequence[tf.Tensor],
+    values: Sequence[tf.Tensor],
+    types: Sequence[tf.DType],
+) -> list[tf.Tensor | tf.Operation]:
     places = program.written_inputs()
     variables = [variable_type(arguments[i]) for i in places]
 
@@ -113,13 +115,13 @@ def _launched_in_graph(
     return [*results, done]
 
 
-def assign_handle(handle: Any, value: np.ndarray) -> None:
+def assign_handle(handle: tf.Tensor, value: np.ndarray) -> None:
     """Write the variable of a handle."""
     dtype = variable_type(handle)[0]
     _assign_variable(handle, tf.constant(np.asarray(value, dtype.as_numpy_dtype)))
 
 
-def _tensor(value: np.ndarray, dtype: Any) -> Any:
+def _tensor(value: np.ndarray, dtype: tf.DType) -> tf.Tensor:
     return tf.constant(np.asarray(value, dtype.as_numpy_dtype))
 
 
@@ -147,7 +149,7 @@ def install_sessions() -> None:
         return
     plain = base.run
 
-    def run(self: Any, *args: Any, **options: Any) -> Any:
+    def run(self: tf.compat.v1.Session, *args: Any, **options: Any) -> Any:
         SESSIONS[self.graph] = self
         try:
             return plain(self, *args, **options)
@@ -188,7 +190,7 @@ def _poplar_text(error: PoplarError) -> str:
     return f"{text} [Recovery action: {action}] IPU will be reset the next time a program is executed."
 
 
-def _op_error(kind: Any, message: str, cause: BaseException) -> BaseException:
+def _op_error(kind: type[tf.errors.OpError], message: str, cause: BaseException) -> BaseException:
     error: BaseException = kind(None, None, message)
     hint = cause.hint if isinstance(cause, PodrunError) else ""
     if hint:

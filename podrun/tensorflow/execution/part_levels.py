@@ -15,7 +15,7 @@ import tensorflow as tf
 from podrun.core.errors import UnsupportedError
 from podrun.tensorflow.capture.gradient_cuts import BLOCKING
 from podrun.tensorflow.capture.markers import marked
-from podrun.tensorflow.capture.program_graphs import host_scope
+from podrun.tensorflow.capture.program_graphs import FunctionGraph, host_scope
 from podrun.tensorflow.execution.queue_loops import loop_of, origin
 from podrun.tensorflow.graph.importer import function_graph, needed_operations
 from podrun.tensorflow.operators.table import HANDLERS, load_table
@@ -26,7 +26,7 @@ _NOTHING |= {"ScalarSummary", "HistogramSummary", "TensorSummaryV2", "ImageSumma
 """Operations that are no work for the device by themselves."""
 
 
-def is_nothing(operation: Any) -> bool:
+def is_nothing(operation: tf.Operation) -> bool:
     """Whether an operation is no work: it hands on what it has, or its value is known before the program runs."""
     if operation.type in _NOTHING:
         return True
@@ -36,19 +36,19 @@ def is_nothing(operation: Any) -> bool:
     )
 
 
-def is_apart(graph: Any, operation: Any) -> bool:
+def is_apart(graph: FunctionGraph, operation: tf.Operation) -> bool:
     """Whether an operation is a part by itself."""
     if operation.type in CALLS:
         return has_parts(function_graph(graph, operation.get_attr("f").name))
     return host_scope(operation) is not None or loop_of(graph, operation) is not None
 
 
-def has_parts(graph: Any) -> bool:
+def has_parts(graph: FunctionGraph) -> bool:
     """Whether a graph, or what it calls, has a part that is not operations of the device alone."""
     return any(is_apart(graph, operation) for operation in graph.get_operations())
 
 
-def is_in_parts(graph: Any, results: Sequence[Any], effects: Sequence[Any]) -> bool:
+def is_in_parts(graph: FunctionGraph, results: Sequence[tf.Tensor], effects: Sequence[tf.Operation]) -> bool:
     """Whether a program has to run in parts. It does not if all of it is operations of the device, or one counted loop
     that starts from inputs and constants and whose results are the program's.
     """
@@ -64,17 +64,19 @@ def is_in_parts(graph: Any, results: Sequence[Any], effects: Sequence[Any]) -> b
     return not all(_is_known(tensor, apart[0]) for tensor in (*loop.inputs, *results))
 
 
-def _is_known(tensor: Any, loop: Any) -> bool:
+def _is_known(tensor: tf.Tensor, loop: tf.Operation) -> bool:
     own = origin(tensor)
     if own.dtype == tf.resource or own.op is loop or own.op.type == "Placeholder":
         return True
     return tf.get_static_value(tensor) is not None
 
 
-def part_levels(graph: Any, results: Sequence[Any], effects: Sequence[Any]) -> dict[Any, int]:
+def part_levels(
+    graph: FunctionGraph, results: Sequence[tf.Tensor], effects: Sequence[tf.Operation]
+) -> dict[tf.Operation, int]:
     """Operation -> the number of its part, for those that results and effects need, in the order of the graph."""
     needed = needed_operations([*(r.op for r in results), *effects])
-    levels: dict[Any, int] = {}
+    levels: dict[tf.Operation, int] = {}
     scopes: dict[str, int] = {}
     last = -1
     for operation in graph.get_operations():
@@ -96,14 +98,14 @@ def part_levels(graph: Any, results: Sequence[Any], effects: Sequence[Any]) -> d
     return levels
 
 
-def computed_again(levels: Mapping[Any, int]) -> dict[int, set[Any]]:
+def computed_again(levels: Mapping[tf.Operation, int]) -> dict[int, set[tf.Operation]]:
     """Number of a part -> operations of earlier parts that it computes again, because gradients pass through them; so
     do operations of the host that a device has too.
 
     UnsupportedError where they pass through a loop with queues, random numbers or other operations of the host.
     """
     load_table()
-    again: dict[int, set[Any]] = {}
+    again: dict[int, set[tf.Operation]] = {}
     for operation, level in levels.items():
         facts = marked(operation)
         if facts is None or facts["kind"] != "gradients":
@@ -126,11 +128,11 @@ def computed_again(levels: Mapping[Any, int]) -> dict[int, set[Any]]:
     return again
 
 
-def _path(targets: Sequence[Any], sources: Sequence[Any]) -> list[Any]:
+def _path(targets: Sequence[tf.Tensor], sources: Sequence[tf.Tensor]) -> list[tf.Operation]:
     """The operations through which gradients of ``targets`` reach ``sources``."""
     starts = {id(origin(s)) for s in sources} | {id(s) for s in sources}
     operations = needed_operations([t.op for t in targets])
-    depends: set[Any] = set()
+    depends: set[tf.Operation] = set()
     for operation in sorted(operations, key=_number):
         if operation.type not in BLOCKING and any(
             id(t) in starts or id(origin(t)) in starts or t.op in depends for t in operation.inputs
@@ -139,17 +141,17 @@ def _path(targets: Sequence[Any], sources: Sequence[Any]) -> list[Any]:
     return [operation for operation in depends if operation.type != "Placeholder"]
 
 
-def _number(operation: Any) -> int:
+def _number(operation: tf.Operation) -> int:
     return int(operation._id)
 
 
-def held_everywhere(operation: Any) -> bool:
+def held_everywhere(operation: tf.Operation) -> bool:
     """Whether each part that needs an operation has its own copy of it: constants, and names of variables."""
     of_variable = operation.type == "Identity" and operation.outputs[0].dtype == tf.resource
     return bool(operation.type == "Const" or of_variable)
 
 
-def tensors_entering(own: Collection[Any], done: Collection[Any]) -> list[Any]:
+def tensors_entering(own: Collection[tf.Operation], done: Collection[tf.Operation]) -> list[tf.Tensor]:
     """The tensors that a part takes from outside: from parts before it, and inputs of the graph."""
     tensors: dict[str, Any] = {}
     waiting, seen = list(own), set(own)

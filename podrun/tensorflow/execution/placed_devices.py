@@ -22,7 +22,7 @@ _NAME = "_ipu_device"
 """The attribute of what names an IPU as its device."""
 
 
-def placed_ordinal(graph: Any) -> int | None:
+def placed_ordinal(graph: tf.Graph) -> int | None:
     """The number of the IPU device in whose scope a graph is being made; None outside of any."""
     ordinal = None
     for entry in graph._device_functions_outer_to_inner:
@@ -35,7 +35,7 @@ def placed_ordinal(graph: Any) -> int | None:
     return ordinal
 
 
-def name_device(value: Any, ordinal: int) -> Any:
+def name_device(value: tf.Tensor, ordinal: int) -> tf.Tensor:
     """The variable or tensor, which names the IPU number ``ordinal`` as its device from now on."""
     with contextlib.suppress(AttributeError):
         object.__setattr__(value, _NAME, f"/job:localhost/replica:0/task:0/device:IPU:{ordinal}")
@@ -78,7 +78,7 @@ def install_devices() -> None:
         return
     apply, eager_device = graph_class._apply_device_functions, context_class.device
 
-    def apply_on_host(self: Any, op: Any) -> None:
+    def apply_on_host(self: tf.Graph, op: tf.Operation) -> None:
         apply(self, op)
         chosen = op.device
         if _IPU.search(chosen):

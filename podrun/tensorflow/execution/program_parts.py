@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -17,7 +17,7 @@ import tensorflow as tf
 from podrun.core.errors import UnsupportedError
 from podrun.runtime.feeds import DataFeed
 from podrun.tensorflow.capture.markers import reference
-from podrun.tensorflow.capture.program_graphs import host_scope
+from podrun.tensorflow.capture.program_graphs import FunctionGraph, IpuGraph, host_scope
 from podrun.tensorflow.execution.device_table import DEVICES
 from podrun.tensorflow.execution.host_functions import HostFunction
 from podrun.tensorflow.execution.host_program import HostProgram, ProgramPart, fed_names, input_key
@@ -69,7 +69,7 @@ class PartState:
 class CrossingQueue:
     """What a part takes from the parts before it: an element for each replica."""
 
-    def __init__(self, tensors: Sequence[Any]) -> None:
+    def __init__(self, tensors: Sequence[tf.Tensor]) -> None:
         self.tensors = list(tensors)
         self.number = reference(self)
         self.used: list[str] = []
@@ -105,10 +105,10 @@ class GraphParts:
 
     def __init__(
         self,
-        graph: Any,
+        graph: FunctionGraph,
         keys: Mapping[str, str],
-        results: Sequence[Any],
-        effects: Sequence[Any],
+        results: Sequence[tf.Tensor],
+        effects: Sequence[tf.Operation],
         place: tuple[int, int],
     ) -> None:
         self.graph, self.keys, self.place = graph, dict(keys), place
@@ -128,7 +128,9 @@ class GraphParts:
             if part is not None:
                 self.parts.append(part)
 
-    def _part(self, own: Sequence[Any], done: frozenset[Any], wanted: Collection[int]) -> ProgramStage | None:
+    def _part(
+        self, own: Sequence[tf.Operation], done: frozenset[tf.Operation], wanted: Collection[int]
+    ) -> ProgramStage | None:
         leaving = [t for o in own for t in o.outputs if id(t) in wanted and t.dtype != tf.resource]
         loop = loop_of(self.graph, own[0])
         if loop is not None:
@@ -148,7 +150,7 @@ class GraphParts:
             part.run(self, rows, state)
         return [self.rows_of(tensor, rows, state) for tensor in self.results]
 
-    def rows_of(self, tensor: Any, rows: Mapping[str, np.ndarray], state: PartState) -> np.ndarray:
+    def rows_of(self, tensor: tf.Tensor, rows: Mapping[str, np.ndarray], state: PartState) -> np.ndarray:
         """The rows of a tensor. UnsupportedError for one that no part gives."""
         for own in (tensor, origin(tensor)):
             if own.name in rows:
@@ -162,7 +164,7 @@ class GraphParts:
             raise UnsupportedError(f"'{tensor.name}' has no value between the parts of the program.")
         return np.asarray(value)[None]
 
-    def resource_keys(self, tensors: Sequence[Any]) -> dict[str, str]:
+    def resource_keys(self, tensors: Sequence[tf.Tensor]) -> dict[str, str]:
         """The keys of the variables among tensors of the graph, by name."""
         return {t.name: self.keys[origin(t).name] for t in tensors if t.dtype == tf.resource}
 
@@ -171,7 +173,11 @@ class StraightPart:
     """Operations between loops: one run of the device."""
 
     def __init__(
-        self, parts: GraphParts, own: Sequence[Any], leaving: list[Any], done: frozenset[Any]
+        self,
+        parts: GraphParts,
+        own: Sequence[tf.Operation],
+        leaving: list[tf.Tensor],
+        done: frozenset[tf.Operation],
     ) -> None:
         outer = tensors_entering(own, done)
         held = [t for t in outer if t.name in parts.keys]
@@ -179,13 +185,13 @@ class StraightPart:
         self.leaving = leaving
         self.queue = CrossingQueue(fed)
         part = ProgramPart(
+            parts.place[0],
             held,
             [parts.keys[t.name] for t in held],
             fed=fed,
             queue=self.queue.number,
             done=done,
             reported=False,
-            ordinal=parts.place[0],
         )
         effects = [o for o in own if not o.outputs or o.type == "PyFunc"]
         self.program = HostProgram(parts.graph, leaving, effects, shards=parts.place[1], part=part)
@@ -215,7 +221,7 @@ class LoopPart:
         self.driven: DrivenLoop | None = None
         if loop.counted is not None and not has_parts(loop.body):
             handles = [origin(t) for t in loop.inputs if t.dtype == tf.resource]
-            part = ProgramPart(handles, [parts.keys[t.name] for t in handles], loop, ordinal=parts.place[0])
+            part = ProgramPart(parts.place[0], handles, [parts.keys[t.name] for t in handles], loop)
             self.counted = HostProgram(parts.graph, [], [], shards=parts.place[1], part=part)
 
     def run(self, parts: GraphParts, rows: dict[str, np.ndarray], state: PartState) -> None:
@@ -282,7 +288,7 @@ class DrivenLoop:
 class CallPart:
     """A call of a function that is in parts itself."""
 
-    def __init__(self, parts: GraphParts, operation: Any) -> None:
+    def __init__(self, parts: GraphParts, operation: tf.Operation) -> None:
         self.operation = operation
         self.graph = function_graph(parts.graph, operation.get_attr("f").name)
         pairs = list(zip(operation.inputs, self.graph.inputs, strict=True))
@@ -300,7 +306,9 @@ class CallPart:
 class HostPart:
     """Operations that the host computes, for each replica."""
 
-    def __init__(self, graph: Any, own: Sequence[Any], leaving: Sequence[Any]) -> None:
+    def __init__(
+        self, graph: FunctionGraph, own: Sequence[tf.Operation], leaving: Sequence[tf.Tensor]
+    ) -> None:
         self.leaving = list(leaving)
         inside = set(own)
         outer = {t.name: t for o in own for t in o.inputs if t.op not in inside and t.op.type != "Const"}
@@ -318,7 +326,12 @@ class PartedProgram:
     """The program of an `IpuGraph` in parts, with what callers use of a `HostProgram`."""
 
     def __init__(
-        self, graph: Any, results: Sequence[Any], effects: Sequence[Any], *, shards: int = 1
+        self,
+        graph: IpuGraph,
+        results: Sequence[tf.Tensor],
+        effects: Sequence[tf.Operation],
+        *,
+        shards: int = 1,
     ) -> None:
         self.graph, self.results, self.ordinal = graph, list(results), graph.ordinal
         self.inputs = list(graph.inputs)
@@ -344,7 +357,7 @@ class PartedProgram:
 
 
 def program_of(
-    graph: Any, results: Sequence[Any], effects: Sequence[Any], *, shards: int = 1
+    graph: IpuGraph, results: Sequence[tf.Tensor], effects: Sequence[tf.Operation], *, shards: int = 1
 ) -> HostProgram | PartedProgram:
     """The program of a traced graph, in parts if it must be."""
     if is_in_parts(graph, results, effects):

@@ -9,10 +9,11 @@ from typing import Any
 import tensorflow as tf
 
 from podrun.tensorflow.capture.markers import REFERENCES, marked
+from podrun.tensorflow.capture.program_graphs import FunctionGraph
 from podrun.tensorflow.graph.importer import function_graph
 
 
-def origin(tensor: Any) -> Any:
+def origin(tensor: tf.Tensor) -> tf.Tensor:
     """The tensor itself, behind operations that change nothing."""
     while tensor.op.type == "Identity":
         tensor = tensor.op.inputs[0]
@@ -42,17 +43,17 @@ class MainLoop:
     which it goes on; None if it asks for something else.
     """
 
-    operation: Any
-    body: Any
-    condition: Any
-    inputs: Sequence[Any]
-    effects: Sequence[Any]
+    operation: tf.Operation
+    body: FunctionGraph
+    condition: FunctionGraph
+    inputs: Sequence[tf.Tensor]
+    effects: Sequence[tf.Operation]
     first: int
     """The position of the operation's first output among the inputs."""
     counted: Sequence[Counter] | None = None
 
 
-def loop_of(graph: Any, operation: Any) -> MainLoop | None:
+def loop_of(graph: FunctionGraph, operation: tf.Operation) -> MainLoop | None:
     """The loop that an operation is, if it is one that uses queues."""
     facts = marked(operation)
     if facts is not None and facts["kind"] == "repeat":
@@ -71,13 +72,13 @@ def loop_of(graph: Any, operation: Any) -> MainLoop | None:
     return replace(loop, counted=_counters(loop))
 
 
-def main_loop(graph: Any) -> MainLoop | None:
+def main_loop(graph: FunctionGraph) -> MainLoop | None:
     """The loop that uses queues, if the graph has one."""
     loops = (loop_of(graph, operation) for operation in graph.get_operations())
     return next((loop for loop in loops if loop is not None), None)
 
 
-def uses_queues(graph: Any) -> bool:
+def uses_queues(graph: FunctionGraph) -> bool:
     """Whether a graph, what it calls, or a loop in it takes from an infeed or gives to an outfeed."""
     for operation in graph.get_operations():
         facts = marked(operation)

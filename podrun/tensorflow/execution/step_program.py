@@ -31,6 +31,7 @@ from podrun.runtime.session_reports import SessionReports
 from podrun.runtime.settings import FixedPlan, Returned, RunSettings
 from podrun.runtime.words import SessionCall
 from podrun.tensorflow.capture.places import PipelineShape
+from podrun.tensorflow.capture.program_graphs import FunctionGraph
 from podrun.tensorflow.execution.device_table import DEVICES
 from podrun.tensorflow.execution.modelling import ModelledStep, modelled_report, offer_step
 from podrun.tensorflow.execution.poplar_flags import flags
@@ -53,11 +54,11 @@ class StepSource:
     """
 
     name: str
-    graph: Any
+    graph: FunctionGraph
     names: Mapping[str, str]
     resources: frozenset[str]
-    results: Sequence[Any]
-    effects: Sequence[Any]
+    results: Sequence[tf.Tensor]
+    effects: Sequence[tf.Operation]
     carried: Mapping[str, int]
     pipeline: PipelineShape | None = None
     """The pipeline of which an iteration is a mini-batch."""
@@ -68,7 +69,7 @@ class StepSource:
     """Tensor that the parts of the program before this one give -> the input under which it comes."""
     queue: int = -1
     """The number of the queue that gives them."""
-    done: frozenset[Any] = frozenset()
+    done: frozenset[tf.Operation] = frozenset()
     """Operations that ran in the parts before."""
     reported: bool = True
     """Whether the step is a program to reports and estimates."""

@@ -46,7 +46,7 @@ def planned_operator(op_type: str) -> str:
     return _PLANNED.get(op_type, "")
 
 
-def node_attributes(operation: Any) -> dict[str, Any]:
+def node_attributes(operation: tf.Operation) -> dict[str, Any]:
     """The attributes that decide what an operation computes."""
     kept = (name for name in operation.node_def.attr if not name.startswith("_"))
     attributes = {n: python_value(operation.get_attr(n)) for n in kept if n not in _TYPES_ALONE}

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from podrun.core.errors import UnsupportedError
 from podrun.runtime.graph import Node, OperatorGraph, Place
@@ -91,7 +92,7 @@ class GraphBuilder:
         self.originals.update(dict.fromkeys(outputs, node))
         return outputs
 
-    def constant(self, value: Any, name: str = "Const") -> str:
+    def constant(self, value: npt.ArrayLike, name: str = "Const") -> str:
         """The name of a constant."""
         return self.add("Const", [], name=name, value=np.asarray(value))[0]
 

@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from podrun.core.errors import UnsupportedError
@@ -18,17 +19,18 @@ from podrun.private_apis.tensorflow import symbol
 from podrun.runtime.graph import Place
 from podrun.tensorflow.capture.markers import marked
 from podrun.tensorflow.capture.places import places_in
+from podrun.tensorflow.capture.program_graphs import FunctionGraph
 from podrun.tensorflow.graph.attributes import node_attributes, planned_operator
 from podrun.tensorflow.graph.builder import GraphBuilder, Value, VariableHandle
 
 _make_ndarray = symbol("framework.tensor_util.MakeNdarray")
 _function_def_to_graph = symbol("framework.function_def_to_graph.function_def_to_graph")
 
-Reader = Callable[["Importer", Any, list[Value]], Sequence[Value]]
+Reader = Callable[["Importer", tf.Operation, list[Value]], Sequence[Value]]
 """``reader(importer, operation, inputs)`` gives the values of the operation's outputs."""
 READERS: dict[str, Reader] = {}
 """Operations that are structure: how they are read."""
-MARKERS: dict[str, Callable[[Importer, Any, list[Value], dict[str, Any]], Sequence[Value]]] = {}
+MARKERS: dict[str, Callable[[Importer, tf.Operation, list[Value], dict[str, Any]], Sequence[Value]]] = {}
 """Kinds of markers that are structure; the others become nodes of type ``Podrun:<kind>``."""
 
 UPDATES: dict[str, tuple[int, ...]] = {
@@ -87,11 +89,11 @@ class Importer:
 
     def read(
         self,
-        graph: Any,
+        graph: FunctionGraph,
         inputs: Mapping[str, Value],
-        results: Sequence[Any],
-        effects: Sequence[Any] = (),
-        done: Collection[Any] = (),
+        results: Sequence[tf.Tensor],
+        effects: Sequence[tf.Operation] = (),
+        done: Collection[tf.Operation] = (),
     ) -> list[Value]:
         """The values of ``results``. ``inputs``: name of a tensor of ``graph`` -> its value. Only what the results
         and the effects need is read, without the operations that are ``done``.
@@ -120,7 +122,7 @@ class Importer:
         finally:
             self.builder.place = before
 
-    def _value(self, values: Mapping[str, Value], operation: Any, tensor: Any) -> Value:
+    def _value(self, values: Mapping[str, Value], operation: tf.Operation, tensor: tf.Tensor) -> Value:
         if tensor.name not in values:
             raise UnsupportedError(
                 f"{operation.type} '{operation.name}' reads '{tensor.name}', which has no value in the program on the "
@@ -129,7 +131,7 @@ class Importer:
             )
         return values[tensor.name]
 
-    def operation(self, operation: Any, inputs: list[Value]) -> Sequence[Value]:
+    def operation(self, operation: tf.Operation, inputs: list[Value]) -> Sequence[Value]:
         """The values of the outputs of one operation."""
         marker = marked(operation)
         if marker is not None:
@@ -146,7 +148,7 @@ class Importer:
             return self._update(operation, inputs)
         return self._node(operation, self.names(operation, inputs))
 
-    def names(self, operation: Any, inputs: Sequence[Value]) -> list[str]:
+    def names(self, operation: tf.Operation, inputs: Sequence[Value]) -> list[str]:
         """The names of inputs that are tensors. UnsupportedError for a variable among them."""
         for value in inputs:
             if isinstance(value, VariableHandle):
@@ -156,7 +158,7 @@ class Importer:
                 )
         return [value for value in inputs if isinstance(value, str)]
 
-    def _node(self, operation: Any, names: Sequence[str], count: int | None = None) -> list[str]:
+    def _node(self, operation: tf.Operation, names: Sequence[str], count: int | None = None) -> list[str]:
         attributes = node_attributes(operation)
         replicas = self.builder.facts.batch_norm_replicas
         if replicas > 1 and operation.type.startswith("FusedBatchNorm") and attributes.get("is_training"):
@@ -170,7 +172,7 @@ class Importer:
             **attributes,
         )
 
-    def _update(self, operation: Any, inputs: list[Value]) -> Sequence[Value]:
+    def _update(self, operation: tf.Operation, inputs: list[Value]) -> Sequence[Value]:
         places = UPDATES[operation.type]
         names = [self.builder.read(v) if isinstance(v, VariableHandle) else v for v in inputs]
         outputs = self._node(operation, names, len(places))
@@ -181,32 +183,34 @@ class Importer:
             self.builder.write(variable, output)
         return []
 
-    def call(self, graph: Any, inputs: Sequence[Value]) -> list[Value]:
+    def call(self, graph: FunctionGraph, inputs: Sequence[Value]) -> list[Value]:
         """Read a function in place."""
         names = {tensor.name: value for tensor, value in zip(graph.inputs, inputs, strict=True)}
         effects = [*graph.control_outputs]
         return self.read(graph, names, graph.outputs, effects)
 
 
-def function_graph(graph: Any, name: str) -> Any:
+def function_graph(graph: tf.Graph, name: str) -> FunctionGraph:
     """The function ``name`` that ``graph`` calls, as a graph."""
     while graph is not None:
         definition = graph._get_function(name)
         if definition is not None:
-            kept = getattr(definition, "graph", None)
-            if kept is not None and hasattr(kept, "inputs"):
-                return kept
-            with graph.as_default():
-                return _function_def_to_graph(
-                    getattr(definition, "cached_definition", None) or definition.function_def
-                )
+            own: FunctionGraph | None = getattr(definition, "graph", None)
+            if own is None or not hasattr(own, "inputs"):
+                with graph.as_default():
+                    own = _function_def_to_graph(
+                        getattr(definition, "cached_definition", None) or definition.function_def
+                    )
+            return own
         graph = getattr(graph, "outer_graph", None)
     raise UnsupportedError(f"The program calls the function {name!r}, which is not there.")
 
 
-def needed_operations(starts: Sequence[Any], done: Collection[Any] = ()) -> set[Any]:
+def needed_operations(
+    starts: Sequence[tf.Operation | tf.Variable], done: Collection[tf.Operation] = ()
+) -> set[tf.Operation]:
     """Operations that results and effects need, through data and control, without those that are ``done``."""
-    needed: set[Any] = set()
+    needed: set[tf.Operation] = set()
     waiting = [getattr(start, "op", start) for start in starts]
     while waiting:
         operation = waiting.pop()
@@ -218,9 +222,7 @@ def needed_operations(starts: Sequence[Any], done: Collection[Any] = ()) -> set[
     return needed
 
 
-def array_of(operation: Any) -> Any:
+def array_of(operation: tf.Operation) -> np.ndarray | None:
     """The value of a constant. UnsupportedError for strings."""
     value = _make_ndarray(operation.get_attr("value"))
-    if operation.outputs[0].dtype == tf.string:
-        return None
-    return value
+    return None if operation.outputs[0].dtype == tf.string else np.asarray(value)

@@ -10,7 +10,9 @@ import tensorflow as tf
 
 from podrun.core.errors import UnsupportedError
 from podrun.private_apis.tensorflow import private_module, symbol
+from podrun.runtime.graph import OperatorGraph
 from podrun.tensorflow.capture.markers import REFERENCES
+from podrun.tensorflow.capture.program_graphs import FunctionGraph
 from podrun.tensorflow.graph.builder import GraphBuilder, Value, VariableHandle
 from podrun.tensorflow.graph.differentiation import differentiate, trimmed
 from podrun.tensorflow.graph.importer import MARKERS, Importer, array_of, function_graph, reads_as
@@ -19,29 +21,29 @@ _FuncGraph: Any = symbol("framework.func_graph.FuncGraph")
 
 
 @reads_as("Const")
-def _const(importer: Importer, operation: Any, inputs: list[Value]) -> Sequence[Value]:
+def _const(importer: Importer, operation: tf.Operation, inputs: list[Value]) -> Sequence[Value]:
     value = array_of(operation)
     return [importer.builder.constant(0 if value is None else value, operation.name)]
 
 
 @reads_as("Identity", "EnsureShape", "PlaceholderWithDefault", "CheckNumericsV2", "Snapshot")
-def _identity(importer: Importer, operation: Any, inputs: list[Value]) -> Sequence[Value]:
+def _identity(importer: Importer, operation: tf.Operation, inputs: list[Value]) -> Sequence[Value]:
     return [inputs[0]]
 
 
 @reads_as("NoOp", "Assert", "ControlTrigger", "PrintV2", "Print", "AssertV2")
-def _nothing(importer: Importer, operation: Any, inputs: list[Value]) -> Sequence[Value]:
+def _nothing(importer: Importer, operation: tf.Operation, inputs: list[Value]) -> Sequence[Value]:
     return [inputs[0]] if operation.outputs else []
 
 
 @reads_as("ReadVariableOp")
-def _read(importer: Importer, operation: Any, inputs: list[Value]) -> Sequence[Value]:
+def _read(importer: Importer, operation: tf.Operation, inputs: list[Value]) -> Sequence[Value]:
     variable = inputs[0]
     return [importer.builder.read(variable) if isinstance(variable, VariableHandle) else variable]
 
 
 @reads_as("ResourceGather")
-def _gather(importer: Importer, operation: Any, inputs: list[Value]) -> Sequence[Value]:
+def _gather(importer: Importer, operation: tf.Operation, inputs: list[Value]) -> Sequence[Value]:
     builder, table = importer.builder, inputs[0]
     name = builder.read(table) if isinstance(table, VariableHandle) else table
     axis = builder.constant(0)
@@ -50,17 +52,17 @@ def _gather(importer: Importer, operation: Any, inputs: list[Value]) -> Sequence
 
 
 @reads_as("VariableShape")
-def _variable_shape(importer: Importer, operation: Any, inputs: list[Value]) -> Sequence[Value]:
+def _variable_shape(importer: Importer, operation: tf.Operation, inputs: list[Value]) -> Sequence[Value]:
     name = importer.builder.read(inputs[0]) if isinstance(inputs[0], VariableHandle) else inputs[0]
     return importer.builder.add("Shape", [name], output="int32")
 
 
 @reads_as("VarIsInitializedOp")
-def _is_initialized(importer: Importer, operation: Any, inputs: list[Value]) -> Sequence[Value]:
+def _is_initialized(importer: Importer, operation: tf.Operation, inputs: list[Value]) -> Sequence[Value]:
     return [importer.builder.constant(True)]
 
 
-def backward_of(operation: Any) -> Callable[[Importer], dict[str, Any]]:
+def backward_of(operation: tf.Operation) -> Callable[[Importer], dict[str, Any]]:
     """What reads the backward function of an ``IdentityN`` whose gradient a program overrides: attributes of the node
     ``CustomGradient``. Inputs without a gradient (the results themselves) have no position.
     """
@@ -89,7 +91,7 @@ def backward_of(operation: Any) -> Callable[[Importer], dict[str, Any]]:
 
 
 @reads_as("IdentityN")
-def _identity_n(importer: Importer, operation: Any, inputs: list[Value]) -> Sequence[Value]:
+def _identity_n(importer: Importer, operation: tf.Operation, inputs: list[Value]) -> Sequence[Value]:
     override = _custom_gradient(operation)
     if override is None:
         return inputs
@@ -98,14 +100,14 @@ def _identity_n(importer: Importer, operation: Any, inputs: list[Value]) -> Sequ
     )
 
 
-def _custom_gradient(operation: Any) -> Any:
+def _custom_gradient(operation: tf.Operation) -> Callable[[Importer], dict[str, Any]] | None:
     """How the backward pass of a ``tf.custom_gradient`` is read; None for a plain identity."""
     kind = operation.node_def.attr.get("_gradient_op_type")
     return None if kind is None else backward_of(operation)
 
 
 @reads_as("PartitionedCall", "StatefulPartitionedCall")
-def _call(importer: Importer, operation: Any, inputs: list[Value]) -> Sequence[Value]:
+def _call(importer: Importer, operation: tf.Operation, inputs: list[Value]) -> Sequence[Value]:
     return importer.call(function_graph(operation.graph, operation.get_attr("f").name), inputs)
 
 
@@ -113,7 +115,7 @@ def _call(importer: Importer, operation: Any, inputs: list[Value]) -> Sequence[V
 
 
 def _branch(
-    importer: Importer, name: str, graph: Any, inputs: Sequence[Value]
+    importer: Importer, name: str, graph: FunctionGraph, inputs: Sequence[Value]
 ) -> tuple[GraphBuilder, list[str]]:
     """A function read as a subgraph that sees the names around it, and the names of its results."""
     builder = GraphBuilder(name, importer.builder.facts, importer.builder)
@@ -123,7 +125,7 @@ def _branch(
 
 
 @reads_as("If", "StatelessIf")
-def _if(importer: Importer, operation: Any, inputs: list[Value]) -> Sequence[Value]:
+def _if(importer: Importer, operation: tf.Operation, inputs: list[Value]) -> Sequence[Value]:
     graphs = [
         function_graph(operation.graph, operation.get_attr(a).name) for a in ("else_branch", "then_branch")
     ]
@@ -131,13 +133,13 @@ def _if(importer: Importer, operation: Any, inputs: list[Value]) -> Sequence[Val
 
 
 @reads_as("Case", "StatelessCase")
-def _case(importer: Importer, operation: Any, inputs: list[Value]) -> Sequence[Value]:
+def _case(importer: Importer, operation: tf.Operation, inputs: list[Value]) -> Sequence[Value]:
     graphs = [function_graph(operation.graph, f.name) for f in operation.get_attr("branches")]
     return _choice(importer, operation, graphs, inputs)
 
 
 def _choice(
-    importer: Importer, operation: Any, graphs: Sequence[Any], inputs: list[Value]
+    importer: Importer, operation: tf.Operation, graphs: Sequence[FunctionGraph], inputs: list[Value]
 ) -> Sequence[Value]:
     builder = importer.builder
     branches = [_branch(importer, f"{operation.name}/{i}", g, inputs[1:]) for i, g in enumerate(graphs)]
@@ -157,14 +159,14 @@ def _choice(
 
 
 @reads_as("While", "StatelessWhile")
-def _while(importer: Importer, operation: Any, inputs: list[Value]) -> Sequence[Value]:
+def _while(importer: Importer, operation: tf.Operation, inputs: list[Value]) -> Sequence[Value]:
     condition = function_graph(operation.graph, operation.get_attr("cond").name)
     body = function_graph(operation.graph, operation.get_attr("body").name)
     return read_loop(importer, operation.name, condition, body, inputs)
 
 
 def read_loop(
-    importer: Importer, name: str, condition: Any, body: Any, inputs: Sequence[Value]
+    importer: Importer, name: str, condition: FunctionGraph, body: FunctionGraph, inputs: Sequence[Value]
 ) -> list[Value]:
     """A loop as a node with two subgraphs. Variables that the body writes are carried besides the loop's own values."""
     builder, facts = importer.builder, importer.builder.facts
@@ -174,7 +176,7 @@ def read_loop(
     keys = [VariableHandle(key) for key in written]
     starts = [*(str(inputs[i]) for i in carried), *(builder.read(key) for key in keys)]
 
-    def inner(kind: str, graph: Any) -> Any:
+    def inner(kind: str, graph: FunctionGraph) -> OperatorGraph:
         scope = GraphBuilder(f"{name}/{kind}", facts, builder)
         names = [scope.unique(f"{name}/{kind}/{i}") for i in range(len(starts))]
         values: list[Value] = list(inputs)
@@ -209,7 +211,7 @@ def read_loop(
 
 
 def _gradients(
-    importer: Importer, operation: Any, inputs: list[Value], facts: dict[str, Any]
+    importer: Importer, operation: tf.Operation, inputs: list[Value], facts: dict[str, Any]
 ) -> Sequence[Value]:
     builder, targets, sources = importer.builder, facts["targets"], facts["sources"]
     names = [builder.read(v) if isinstance(v, VariableHandle) else v for v in inputs]
@@ -228,7 +230,7 @@ def _gradients(
 
 
 def _dequeue(
-    importer: Importer, operation: Any, inputs: list[Value], facts: dict[str, Any]
+    importer: Importer, operation: tf.Operation, inputs: list[Value], facts: dict[str, Any]
 ) -> Sequence[Value]:
     builder, queue = importer.builder, int(facts["queue"])
     if builder.outer is not None:
@@ -243,7 +245,7 @@ def _dequeue(
 
 
 def _enqueue(
-    importer: Importer, operation: Any, inputs: list[Value], facts: dict[str, Any]
+    importer: Importer, operation: tf.Operation, inputs: list[Value], facts: dict[str, Any]
 ) -> Sequence[Value]:
     builder = importer.builder
     if builder.outer is not None:
@@ -255,7 +257,9 @@ def _enqueue(
     return [builder.constant(True)] if operation.outputs else []
 
 
-def _print(importer: Importer, operation: Any, inputs: list[Value], facts: dict[str, Any]) -> Sequence[Value]:
+def _print(
+    importer: Importer, operation: tf.Operation, inputs: list[Value], facts: dict[str, Any]
+) -> Sequence[Value]:
     """The tensor, which also leaves the program if it is not inside a loop or branch of its step."""
     builder = importer.builder
     if builder.outer is None:
@@ -265,7 +269,7 @@ def _print(importer: Importer, operation: Any, inputs: list[Value], facts: dict[
 
 
 def _repeat(
-    importer: Importer, operation: Any, inputs: list[Value], facts: dict[str, Any]
+    importer: Importer, operation: tf.Operation, inputs: list[Value], facts: dict[str, Any]
 ) -> Sequence[Value]:
     loop = REFERENCES[int(facts["loop"])]
     results = read_loop(importer, operation.name, loop.condition_graph, loop.body_graph, inputs)

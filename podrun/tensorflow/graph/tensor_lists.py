@@ -7,7 +7,6 @@ A list is an array with the list's length in front, so its size must be known wh
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -75,7 +74,7 @@ def element_shape(maker: tf.Operation) -> tuple[int, ...] | None:
 
 
 @reads_as("TensorListReserve")
-def _reserve(importer: Importer, operation: Any, inputs: list[Value]) -> Sequence[Value]:
+def _reserve(importer: Importer, operation: tf.Operation, inputs: list[Value]) -> Sequence[Value]:
     return importer.builder.add(
         "TensorListReserve",
         importer.names(operation, inputs),
