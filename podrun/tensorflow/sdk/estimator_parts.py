@@ -9,11 +9,17 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-Hooks = Sequence[Any]
+Hooks = Sequence[tf.compat.v1.train.SessionRunHook]
+WarmStart: TypeAlias = "str | tf.estimator.WarmStartSettings | None"
+"""A checkpoint or its folder from which variables start, or an object that names it."""
+MetricOperations = Mapping[str, tuple[tf.Tensor, tf.Operation]]
+"""Name of a metric -> its value, and the operation that updates it."""
+HostCall = tuple[Callable[..., Any], Sequence[tf.Tensor] | Mapping[str, tf.Tensor]]
+"""A function of the host, and the tensors of the program that it gets."""
 
 
 class ModeKeys:
@@ -31,16 +37,16 @@ class EstimatorSpec:
     """
 
     mode: str
-    predictions: Any = None
-    loss: Any = None
-    train_op: Any = None
-    eval_metric_ops: Any = None
-    export_outputs: Any = None
-    training_chief_hooks: Any = None
-    training_hooks: Any = None
-    scaffold: Any = None
-    evaluation_hooks: Any = None
-    prediction_hooks: Any = None
+    predictions: tf.Tensor | Mapping[str, tf.Tensor] | None = None
+    loss: tf.Tensor | None = None
+    train_op: tf.Operation | tf.Tensor | None = None
+    eval_metric_ops: MetricOperations | None = None
+    export_outputs: Mapping[str, object] | None = None
+    training_chief_hooks: Hooks | None = None
+    training_hooks: Hooks | None = None
+    scaffold: tf.compat.v1.train.Scaffold | None = None
+    evaluation_hooks: Hooks | None = None
+    prediction_hooks: Hooks | None = None
 
     def __post_init__(self) -> None:
         check_mode(self.mode, self.loss, self.train_op)
@@ -94,7 +100,7 @@ class EstimatorRunConfig:
     tf_random_seed: int | None
     save_checkpoints_steps: int | None
     save_checkpoints_secs: int | None
-    session_config: Any
+    session_config: tf.compat.v1.ConfigProto | None
     keep_checkpoint_max: int
 
     def replace(self, **options: Any) -> EstimatorRunConfig:
@@ -127,21 +133,21 @@ class SessionPlan:
     ``fetched``: metrics that are read after a call.
     """
 
-    step: Any
-    first: Sequence[Any] = ()
+    step: Mapping[str, Any]
+    first: Sequence[tf.Operation] = ()
     hooks: Hooks = ()
     steps: int = 1
-    fetched: Mapping[str, Any] = field(default_factory=dict)
+    fetched: Mapping[str, tf.Tensor] = field(default_factory=dict)
 
 
 class StartHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     """Runs operations when a session is made."""
 
-    def __init__(self, operations: Sequence[Any]) -> None:
+    def __init__(self, operations: Sequence[tf.Operation]) -> None:
         super().__init__()
         self._operations = list(operations)
 
-    def after_create_session(self, session: Any, coord: Any) -> None:
+    def after_create_session(self, session: tf.compat.v1.Session, coord: tf.train.Coordinator) -> None:
         """Run the operations in the new session."""
         session.run(self._operations)
 
@@ -152,13 +158,17 @@ class StopHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     def __init__(self, last: int) -> None:
         super().__init__()
         self._last = last
-        self._step: Any = None
+        self._step: tf.Variable | None = None
 
     def begin(self) -> None:
         """Note the step's variable."""
         self._step = tf.compat.v1.train.get_global_step()
 
-    def after_run(self, run_context: Any, run_values: Any) -> None:
+    def after_run(
+        self,
+        run_context: tf.compat.v1.train.SessionRunContext,
+        run_values: tf.compat.v1.train.SessionRunValues,
+    ) -> None:
         """Look at the step."""
         if int(run_context.session.run(self._step)) >= self._last:
             run_context.request_stop()

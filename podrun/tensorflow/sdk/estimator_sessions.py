@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from podrun.tensorflow.sdk.estimator_parts import (
     SessionPlan,
     StartHook,
     StopHook,
+    WarmStart,
     called_with,
     takes_argument,
 )
@@ -36,9 +37,9 @@ class BaseEstimator:
         self,
         model_fn: Callable[..., Any],
         model_dir: str | None = None,
-        config: Any = None,
+        config: EstimatorRunConfig | None = None,
         params: Mapping[str, Any] | None = None,
-        warm_start_from: Any = None,
+        warm_start_from: WarmStart = None,
     ) -> None:
         if model_fn is None:
             raise ValueError("model_fn must be provided to Estimator.")
@@ -81,7 +82,7 @@ class BaseEstimator:
         hooks: Hooks | None = None,
         steps: int | None = None,
         max_steps: int | None = None,
-        saving_listeners: Any = None,
+        saving_listeners: Sequence[tf.compat.v1.train.CheckpointSaverListener] | None = None,
     ) -> BaseEstimator:
         """Train for ``steps`` more steps, or until ``max_steps``; without either until the data end."""
         if steps is not None and max_steps is not None:
@@ -123,7 +124,9 @@ class BaseEstimator:
         checkpoint = self.latest_checkpoint()
         return 0 if checkpoint is None else int(tf.train.load_variable(checkpoint, "global_step"))
 
-    def _saving(self, listeners: Any, steps_of_call: int) -> list[Any]:
+    def _saving(
+        self, listeners: Sequence[tf.compat.v1.train.CheckpointSaverListener] | None, steps_of_call: int
+    ) -> list[tf.compat.v1.train.SessionRunHook]:
         saver = _v1.train.Saver(max_to_keep=self.config.keep_checkpoint_max, save_relative_paths=True)
         _v1.add_to_collection(_v1.GraphKeys.SAVERS, saver)
         hook = _v1.train.CheckpointSaverHook(
@@ -162,8 +165,8 @@ class BaseEstimator:
             _v1.set_random_seed(self.config.tf_random_seed)
             _v1.train.get_or_create_global_step()
             plan = self._plan(ModeKeys.EVAL, input_fn, steps)
-            losses: list[Any] = []
-            values: dict[str, Any] = {}
+            losses: list[np.ndarray] = []
+            values: dict[str, np.ndarray] = {}
             calls = None if steps is None else steps // plan.steps
             with self._session(path, plan, hooks) as session:
                 while calls is None or len(losses) < calls:
@@ -179,7 +182,7 @@ class BaseEstimator:
     def predict(
         self,
         input_fn: Callable[..., Any],
-        predict_keys: Any = None,
+        predict_keys: Collection[str] | None = None,
         hooks: Hooks | None = None,
         checkpoint_path: str | None = None,
         yield_single_examples: bool = True,
@@ -204,7 +207,9 @@ class BaseEstimator:
                         if num_predictions is not None and count >= num_predictions:
                             return
 
-    def _session(self, path: str, plan: SessionPlan, hooks: Hooks | None) -> Any:
+    def _session(
+        self, path: str, plan: SessionPlan, hooks: Hooks | None
+    ) -> tf.compat.v1.train.MonitoredSession:
         scaffold = _v1.train.Scaffold()
         return _v1.train.MonitoredSession(
             session_creator=_v1.train.ChiefSessionCreator(
@@ -214,7 +219,9 @@ class BaseEstimator:
         )
 
 
-def _examples(batches: Any, keys: Any, *, single: bool) -> Iterator[Any]:
+def _examples(
+    batches: np.ndarray | Mapping[str, np.ndarray], keys: Collection[str] | None, *, single: bool
+) -> Iterator[Any]:
     """Predictions ``[batches, batch, ...]`` one by one. A dictionary gives dictionaries."""
     if isinstance(batches, Mapping):
         chosen = {k: v for k, v in batches.items() if keys is None or k in keys}
@@ -238,7 +245,7 @@ class HostEstimator(BaseEstimator):
 
     def _plan(self, mode: str, input_fn: Callable[..., Any], steps: int | None) -> SessionPlan:
         data = called_with(input_fn, params=self._params, config=self.config, mode=mode)
-        first: list[Any] = []
+        first: list[tf.Operation] = []
         if isinstance(data, tf.data.Dataset):
             iterator = _v1.data.make_initializable_iterator(data)
             first, data = [iterator.initializer], iterator.get_next()

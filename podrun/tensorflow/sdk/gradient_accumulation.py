@@ -8,9 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import Any
+from typing import TypeAlias
 
 import tensorflow as tf
+
+GradientPairs = Sequence[tuple[tf.Tensor | None, tf.Variable]]
+"""Gradients with the variables to which they belong; None for a variable on which the loss does not depend."""
+AccumulatorType: TypeAlias = "tf.DType | Callable[[tf.Variable], tf.DType] | None"
+"""The type of accumulators, or a function of a variable that gives it; None: the variable's own."""
 
 
 class GradientAccumulationReductionMethod(Enum):
@@ -21,7 +26,7 @@ class GradientAccumulationReductionMethod(Enum):
     RUNNING_MEAN = 2
 
     @classmethod
-    def parse(cls, method: Any) -> GradientAccumulationReductionMethod:
+    def parse(cls, method: object) -> GradientAccumulationReductionMethod:
         """The method of that name, in any case. ValueError for another."""
         if isinstance(method, cls):
             return method
@@ -30,7 +35,7 @@ class GradientAccumulationReductionMethod(Enum):
         raise ValueError(f"Cannot parse {method} as one of GradientAccumulationReductionMethod.")
 
 
-def zero_variable(name: str, shape: Any, dtype: Any) -> Any:
+def zero_variable(name: str, shape: tf.TensorShape | Sequence[int], dtype: tf.DType) -> tf.Variable:
     """A resource variable of zeros that is not trained, made outside of the program."""
     with tf.init_scope():
         if tf.executing_eagerly():
@@ -46,21 +51,24 @@ class Accumulation:
     """
 
     def __init__(
-        self, count: Any, method: Any = GradientAccumulationReductionMethod.SUM, dtype: Any = None
+        self,
+        count: int | tf.Tensor,
+        method: GradientAccumulationReductionMethod | str = GradientAccumulationReductionMethod.SUM,
+        dtype: AccumulatorType = None,
     ) -> None:
         if isinstance(count, int) and count < 1:
             raise ValueError(f"The number of mini-batches must be >= 1, not {count}.")
         self.count, self.method = count, GradientAccumulationReductionMethod.parse(method)
         self._dtype = dtype
-        self._counter: Any = None
-        self._sums: dict[int, Any] = {}
+        self._counter: tf.Variable | None = None
+        self._sums: dict[int, tf.Variable] = {}
 
     @property
-    def state(self) -> list[Any]:
+    def state(self) -> list[tf.Variable]:
         """The counter and the accumulators."""
         return ([] if self._counter is None else [self._counter]) + list(self._sums.values())
 
-    def _accumulator(self, variable: Any) -> Any:
+    def _accumulator(self, variable: tf.Variable) -> tf.Variable:
         key = id(variable)
         if key not in self._sums:
             dtype = self._dtype(variable) if callable(self._dtype) else self._dtype
@@ -71,10 +79,10 @@ class Accumulation:
 
     def apply(
         self,
-        gradients: Sequence[tuple[Any, Any]],
-        update: Callable[[list[tuple[Any, Any]]], Any],
-        reduce: Callable[[Any], Any] = lambda gradient: gradient,
-    ) -> Any:
+        gradients: GradientPairs,
+        update: Callable[[GradientPairs], tf.Operation],
+        reduce: Callable[[tf.Tensor], tf.Tensor] = lambda gradient: gradient,
+    ) -> tf.Operation:
         """The operation that adds gradients, and after ``count`` iterations calls ``update`` with their reduction."""
         pairs = [(tf.convert_to_tensor(g), v) for g, v in gradients if g is not None]
         if isinstance(self.count, int) and self.count == 1:
@@ -89,7 +97,7 @@ class Accumulation:
         last = tf.equal(step, self.count - 1)
         ready = [(reduce(total), variable) for total, variable, _ in totals]
 
-        def update_now() -> Any:
+        def update_now() -> tf.Tensor:
             with tf.control_dependencies([_operation(update(ready))]):
                 return tf.constant(True)
 
@@ -102,7 +110,7 @@ class Accumulation:
             writes.append(self._counter.assign(tf.where(last, 0, step + 1), read_value=False))
             return tf.group(*writes, done)
 
-    def _added(self, store: Any, gradient: Any, step: Any) -> Any:
+    def _added(self, store: tf.Variable, gradient: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
         held = store.read_value()
         if self.method is GradientAccumulationReductionMethod.SUM:
             return held + gradient
@@ -112,5 +120,5 @@ class Accumulation:
         return held * (part / (part + 1)) + gradient / (part + 1)
 
 
-def _operation(value: Any) -> Any:
+def _operation(value: tf.Tensor | tf.Operation | None) -> tf.Operation:
     return tf.group(value) if value is not None else tf.no_op()

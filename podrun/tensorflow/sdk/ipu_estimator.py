@@ -6,18 +6,23 @@ over these and over replicas.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
 from podrun.tensorflow.capture.markers import marked
+from podrun.tensorflow.capture.program_graphs import FunctionGraph
 from podrun.tensorflow.graph.importer import function_graph
 from podrun.tensorflow.sdk import ipu_compiler
 from podrun.tensorflow.sdk.estimator_parts import (
+    Hooks,
+    HostCall,
+    MetricOperations,
     ModeKeys,
     SessionPlan,
+    WarmStart,
     called_with,
     check_mode,
     takes_argument,
@@ -37,15 +42,15 @@ class IPUEstimatorSpec:
     """
 
     mode: str
-    predictions: Any = None
-    loss: Any = None
-    train_op: Any = None
-    eval_metric_ops: Any = None
-    eval_metrics: Any = None
-    host_call: Any = None
-    training_hooks: Any = None
-    evaluation_hooks: Any = None
-    prediction_hooks: Any = None
+    predictions: tf.Tensor | Mapping[str, tf.Tensor] | None = None
+    loss: tf.Tensor | None = None
+    train_op: tf.Operation | tf.Tensor | None = None
+    eval_metric_ops: MetricOperations | None = None
+    eval_metrics: HostCall | None = None
+    host_call: HostCall | None = None
+    training_hooks: Hooks | None = None
+    evaluation_hooks: Hooks | None = None
+    prediction_hooks: Hooks | None = None
 
     def __post_init__(self) -> None:
         check_mode(self.mode, self.loss, self.train_op)
@@ -64,9 +69,9 @@ class IPUBaseEstimator(BaseEstimator):
         self,
         model_fn: Callable[..., Any],
         model_dir: str | None = None,
-        config: Any = None,
+        config: RunConfig | None = None,
         params: Mapping[str, Any] | None = None,
-        warm_start_from: Any = None,
+        warm_start_from: WarmStart = None,
     ) -> None:
         if config is not None and not isinstance(config, RunConfig):
             raise ValueError("`config` must be provided with type `ipu_run_config.RunConfig`")
@@ -104,7 +109,7 @@ class IPUBaseEstimator(BaseEstimator):
         run_config = self.config.ipu_run_config
         return IPUInfeedQueue(data, run_config.ordinal, run_config.prefetch_depth)
 
-    def compiled(self, net: Callable[[], Any]) -> Any:
+    def compiled(self, net: Callable[[], Any]) -> tf.Operation:
         """The operation that runs ``net`` on the device."""
         with ipu_scope(f"/device:IPU:{self.config.ipu_run_config.ordinal}"):
             run = ipu_compiler.compile(net)
@@ -120,9 +125,9 @@ class IPUEstimator(IPUBaseEstimator):
         self,
         model_fn: Callable[..., Any],
         model_dir: str | None = None,
-        config: Any = None,
+        config: RunConfig | None = None,
         params: Mapping[str, Any] | None = None,
-        warm_start_from: Any = None,
+        warm_start_from: WarmStart = None,
         train_batch_size: int | None = None,
         eval_batch_size: int | None = None,
         predict_batch_size: int | None = None,
@@ -171,10 +176,11 @@ class _DeviceCall:
     def __init__(self, estimator: IPUEstimator, mode: str) -> None:
         self.estimator, self.mode = estimator, mode
         self.losses, self.others = IPUOutfeedQueue(), IPUOutfeedQueue()
-        self.spec: Any = None
-        self.program: Any = None
+        self.spec: IPUEstimatorSpec
+        self.program: FunctionGraph
+        """The graph of the body; both are there once it is traced."""
 
-    def body(self, *args: Any, **kwargs: Any) -> Any:
+    def body(self, *args: Any, **kwargs: Any) -> tf.Operation:
         """One iteration: the model function, and what goes out."""
         spec = self.spec = self._called(args, kwargs)
         self.program = tf.compat.v1.get_default_graph()
@@ -189,7 +195,7 @@ class _DeviceCall:
             effects.append(self.losses.enqueue(tf.cast(spec.loss, tf.float32)))
         return tf.group(*[e for e in effects if e is not None])
 
-    def _called(self, args: Any, kwargs: Any) -> Any:
+    def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> IPUEstimatorSpec:
         if args and kwargs:
             raise ValueError("Invalid dataset with both tuple and keywords")
         if len(args) > 2:
@@ -201,12 +207,12 @@ class _DeviceCall:
             named["labels"] = labels
         elif labels is not None:
             raise ValueError("model_fn does not take labels, but input_fn returns labels.")
-        spec = called_with(model_fn, features, **named)
+        spec: IPUEstimatorSpec = called_with(model_fn, features, **named)
         if not hasattr(spec, "train_op"):
             raise ValueError("model_fn must return an IPUEstimatorSpec or EstimatorSpec.")
         return spec
 
-    def _leaving(self, spec: Any) -> Any:
+    def _leaving(self, spec: IPUEstimatorSpec) -> tf.Operation | None:
         """What else goes out: the tensors of a host call, or of metrics."""
         host_call = getattr(spec, "host_call", None)
         if self.mode == ModeKeys.TRAIN:
@@ -215,8 +221,8 @@ class _DeviceCall:
             if self.estimator.iterations > 1:
                 raise ValueError("host_call is only allowed for iterations_per_loop=1.")
             return self.others.enqueue(tuple(host_call[1]))
-        metrics, operations = getattr(spec, "eval_metrics", None), spec.eval_metric_ops
-        if (metrics is None) == (operations is None):
+        metrics, operations = getattr(spec, "eval_metrics", None), spec.eval_metric_ops or {}
+        if (metrics is None) == (spec.eval_metric_ops is None):
             raise ValueError("EstimatorSpec must contain exactly one of eval_metrics and eval_metric_ops.")
         if metrics is not None:
             return self.others.enqueue(
@@ -241,7 +247,7 @@ class _DeviceCall:
                 "ipu.optimizers.CrossReplicaOptimizer."
             )
 
-    def plan(self, run: Any, infeed: IPUInfeedQueue, iterations: int) -> SessionPlan:
+    def plan(self, run: tf.Operation, infeed: IPUInfeedQueue, iterations: int) -> SessionPlan:
         """What a session runs."""
         first, spec = [infeed.initializer], self.spec
         hooks = tuple(getattr(spec, f"{_HOOKS[self.mode]}_hooks", None) or ())
@@ -272,7 +278,11 @@ class _DeviceCall:
         return [result] if result is not None else []
 
 
-def host_metrics(function: Callable[..., Any], left: Any, replicas: int) -> dict[str, Any]:
+def host_metrics(
+    function: Callable[..., Any],
+    left: tf.Tensor | Sequence[tf.Tensor] | Mapping[str, tf.Tensor],
+    replicas: int,
+) -> dict[str, Any]:
     """Metrics of the host from the values of all iterations, samples one after the other."""
     joined = tf.nest.map_structure(
         lambda t: tf.reshape(batches_of(t, replicas), [-1, *batches_of(t, replicas).shape[2:]]), left
@@ -284,7 +294,7 @@ def host_metrics(function: Callable[..., Any], left: Any, replicas: int) -> dict
 _HOOKS = {ModeKeys.TRAIN: "training", ModeKeys.EVAL: "evaluation", ModeKeys.PREDICT: "prediction"}
 
 
-def _operation(value: Any) -> Any:
+def _operation(value: tf.Tensor | tf.Operation) -> tf.Operation:
     return getattr(value, "op", value)
 
 

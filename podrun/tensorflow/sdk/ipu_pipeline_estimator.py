@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from podrun.tensorflow.sdk.estimator_parts import ModeKeys, SessionPlan, called_with, takes_argument
+from podrun.tensorflow.sdk.estimator_parts import Hooks, ModeKeys, SessionPlan, called_with, takes_argument
 from podrun.tensorflow.sdk.gradient_accumulation import GradientAccumulationReductionMethod
 from podrun.tensorflow.sdk.ipu_estimator import IPUBaseEstimator, batches_of, host_metrics
 from podrun.tensorflow.sdk.ipu_outfeed_queue import IPUOutfeedQueue
@@ -27,11 +27,11 @@ class IPUPipelineEstimatorSpec:
         eval_metrics_fn: Callable[..., Any] | None = None,
         optimizer_function: Callable[..., Any] | None = None,
         device_mapping: Sequence[int] | None = None,
-        loss_accumulator_dtype: Any = None,
-        training_hooks: Any = None,
-        evaluation_hooks: Any = None,
-        prediction_hooks: Any = None,
-        reduction_method: Any = GradientAccumulationReductionMethod.SUM,
+        loss_accumulator_dtype: tf.DType | None = None,
+        training_hooks: Hooks | None = None,
+        evaluation_hooks: Hooks | None = None,
+        prediction_hooks: Hooks | None = None,
+        reduction_method: GradientAccumulationReductionMethod | str = GradientAccumulationReductionMethod.SUM,
         **pipeline_op_kwargs: Any,
     ) -> None:
         if mode == ModeKeys.TRAIN and optimizer_function is None:
@@ -110,7 +110,13 @@ class IPUPipelineEstimator(IPUBaseEstimator):
         return count
 
     def _fetched(
-        self, mode: str, spec: IPUPipelineEstimatorSpec, run: Any, start: Any, outfeed: Any, count: int
+        self,
+        mode: str,
+        spec: IPUPipelineEstimatorSpec,
+        run: tf.Operation,
+        start: tf.Operation,
+        outfeed: IPUOutfeedQueue,
+        count: int,
     ) -> SessionPlan:
         replicas, hooks = self.config.ipu_run_config.num_replicas, tuple(spec.hooks[mode] or ())
         with tf.control_dependencies([run]):
@@ -128,7 +134,12 @@ class IPUPipelineEstimator(IPUBaseEstimator):
         return self._evaluated(spec, values, replicas, [start], hooks)
 
     def _evaluated(
-        self, spec: IPUPipelineEstimatorSpec, values: Any, replicas: int, first: list[Any], hooks: Any
+        self,
+        spec: IPUPipelineEstimatorSpec,
+        values: tf.Tensor | Sequence[tf.Tensor] | Mapping[str, tf.Tensor],
+        replicas: int,
+        first: list[tf.Operation],
+        hooks: Hooks,
     ) -> SessionPlan:
         if spec.eval_metrics_fn is None:
             raise ValueError("`eval_metrics_fn` must be provided in mode EVAL.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -12,34 +13,34 @@ EPSILON = 1.53e-5
 """The norms' default."""
 
 
-def approximate_gelu(x: Any, approximate: bool = True, name: str | None = None) -> Any:
+def approximate_gelu(x: tf.Tensor, approximate: bool = True, name: str | None = None) -> tf.Tensor:
     """``nn_ops.gelu``: the form with a hyperbolic tangent, or the exact one."""
     return tf.nn.gelu(x, approximate=approximate)
 
 
-def ipu_swish(x: Any, name: str | None = None) -> Any:
+def ipu_swish(x: tf.Tensor, name: str | None = None) -> tf.Tensor:
     """``x * sigmoid(x)``."""
     return x * tf.sigmoid(x)
 
 
-def ipu_hard_sigmoid(x: Any, name: str | None = None) -> Any:
+def ipu_hard_sigmoid(x: tf.Tensor, name: str | None = None) -> tf.Tensor:
     """``0.2 x + 0.5`` between 0 and 1."""
     return tf.clip_by_value(0.2 * x + 0.5, 0.0, 1.0)
 
 
-def stable_softmax(x: Any, stable: bool = False, name: str | None = None) -> Any:
+def stable_softmax(x: tf.Tensor, stable: bool = False, name: str | None = None) -> tf.Tensor:
     """``nn_ops.softmax`` over the last axis."""
     return tf.nn.softmax(x)
 
 
 def seeded_dropout(
-    x: Any,
+    x: tf.Tensor,
     rate: float = 0.5,
-    noise_shape: Any = None,
-    seed: Any = None,
+    noise_shape: Sequence[int] | None = None,
+    seed: tf.Tensor | Sequence[int] | None = None,
     name: str | None = None,
-    **kwargs: Any,
-) -> Any:
+    **kwargs: object,
+) -> tf.Tensor:
     """``rand_ops.dropout``: zero with probability ``rate``, else scaled. The seed (int32 [2]) decides the mask."""
     unknown = sorted(kwargs.keys() - {"ref"})
     if unknown:
@@ -69,7 +70,7 @@ def seeded_dropout(
     return result
 
 
-def _checked_channels(inputs: Any, groups: int, channels_axis: int) -> int:
+def _checked_channels(inputs: tf.Tensor, groups: int, channels_axis: int) -> int:
     """The number of channels. ValueError in the SDK's words if groups or axis do not fit."""
     if inputs.shape.rank is None:
         raise ValueError("Inputs has undefined rank.")
@@ -86,27 +87,29 @@ def _checked_channels(inputs: Any, groups: int, channels_axis: int) -> int:
 
 
 def ipu_group_norm(
-    inputs: Any,
+    inputs: tf.Tensor,
     groups: int = 2,
     channels_axis: int = -1,
     center: bool = True,
     scale: bool = True,
     epsilon: float = EPSILON,
-    param_initializers: Any = None,
-    reuse: Any = None,
-    variables_collections: Any = None,
+    param_initializers: Mapping[str, tf.keras.initializers.Initializer] | None = None,
+    reuse: bool | None = None,
+    variables_collections: object = None,
     training: bool = True,
     trainable: bool = True,
-    scope: Any = None,
+    scope: str | tf.compat.v1.VariableScope | None = None,
     strided_channel_grouping: bool = True,
     _scope_name: str = "GroupNorm",
-) -> Any:
+) -> tf.Tensor:
     """Each sample normalised over groups of channels, with variables ``gamma`` and ``beta`` of the channels' size."""
     channels = _checked_channels(inputs, groups, channels_axis)
     initializers = dict(param_initializers or {})
     with tf.compat.v1.variable_scope(scope, _scope_name, [inputs], reuse=reuse):
 
-        def weights(name: str, wanted: bool, initializer: Any) -> Any:
+        def weights(
+            name: str, wanted: bool, initializer: tf.keras.initializers.Initializer
+        ) -> tf.Tensor | tf.Variable:
             if not wanted:
                 return tf.fill([channels], tf.constant(1.0 if name == "gamma" else 0.0, inputs.dtype))
             return tf.compat.v1.get_variable(
@@ -128,21 +131,25 @@ def ipu_group_norm(
     return result
 
 
-def ipu_layer_norm(inputs: Any, channels_axis: int = -1, *args: Any, **kwargs: Any) -> Any:
+def ipu_layer_norm(inputs: tf.Tensor, channels_axis: int = -1, *args: Any, **kwargs: Any) -> tf.Tensor:
     """`group_norm` with one group: over all but the batch."""
     kwargs.pop("reduction_axes", None)
     return ipu_group_norm(inputs, 1, channels_axis, *args, **{"_scope_name": "LayerNorm", **kwargs})
 
 
-def instance_norm(inputs: Any, channels_axis: int = -1, *args: Any, **kwargs: Any) -> Any:
+def instance_norm(inputs: tf.Tensor, channels_axis: int = -1, *args: Any, **kwargs: Any) -> tf.Tensor:
     """`group_norm` with a group for each channel."""
     groups = int(inputs.shape[channels_axis])
     return ipu_group_norm(inputs, groups, channels_axis, *args, **{"_scope_name": "InstanceNorm", **kwargs})
 
 
 def embedding_lookup(
-    params: Any, ids: Any, serialization_factor: Any = 1, indices_are_sorted: bool = False, name: Any = None
-) -> Any:
+    params: tf.Tensor | tf.Variable,
+    ids: tf.Tensor,
+    serialization_factor: int | object = 1,
+    indices_are_sorted: bool = False,
+    name: str | None = None,
+) -> tf.Tensor:
     """Rows of a table. ValueError if the factor does not divide the rows."""
     factor = serialization_factor if isinstance(serialization_factor, int) else 1
     if factor < 1 or int(params.shape[0]) % factor:
@@ -153,28 +160,34 @@ def embedding_lookup(
 
 
 def ipu_serialized_matmul(
-    a: Any,
-    b: Any,
+    a: tf.Tensor,
+    b: tf.Tensor,
     serialization_factor: int,
     serialization_dimension: str,
     transpose_a: bool = False,
     transpose_b: bool = False,
     name: str | None = None,
-) -> Any:
+) -> tf.Tensor:
     """The matrix product; parts one after the other change no numbers."""
     if serialization_dimension not in ("a_columns", "a_rows_b_columns", "b_rows"):
         raise ValueError(f"Invalid serialization_dimension {serialization_dimension!r}.")
     return tf.matmul(a, b, transpose_a=transpose_a, transpose_b=transpose_b)
 
 
-def segment_sum(data: Any, segment_ids: Any, num_segments: int, name: str | None = None) -> Any:
+def segment_sum(
+    data: tf.Tensor, segment_ids: tf.Tensor, num_segments: int, name: str | None = None
+) -> tf.Tensor:
     """Sums of rows by segment; the ids need not be sorted."""
     return tf.math.unsorted_segment_sum(data, segment_ids, num_segments)
 
 
 def normalise_image(
-    image: Any, channel_offsets: Any, channel_scales: Any, scale: float = 1, name: str | None = None
-) -> Any:
+    image: tf.Tensor,
+    channel_offsets: tf.Tensor | Sequence[float],
+    channel_scales: tf.Tensor | Sequence[float],
+    scale: float = 1,
+    name: str | None = None,
+) -> tf.Tensor:
     """``(image * scale - offsets) * scales`` for each channel, and a fourth channel of zeros."""
     image = tf.convert_to_tensor(image)
     if image.dtype not in (tf.uint8, tf.float16, tf.float32):

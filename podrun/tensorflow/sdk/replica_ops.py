@@ -2,44 +2,52 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
 from podrun.tensorflow.capture.markers import mark, mark_like
 from podrun.tensorflow.capture.program_graphs import in_program
 
+_Tensors = TypeVar("_Tensors")
+"""A tensor, or tensors in a structure."""
 
-def cross_replica_sum(x: Any, replica_group_size: int | None = None, name: str | None = None) -> Any:
+
+def cross_replica_sum(
+    x: tf.Tensor, replica_group_size: int | None = None, name: str | None = None
+) -> tf.Tensor:
     """The sum over all replicas, or over groups of neighbouring ones."""
     x = tf.convert_to_tensor(x)
     return mark_like("cross_replica_sum", x, group=replica_group_size) if in_program() else x
 
 
-def cross_replica_mean(x: Any, replica_group_size: int | None = None, name: str | None = None) -> Any:
+def cross_replica_mean(
+    x: tf.Tensor, replica_group_size: int | None = None, name: str | None = None
+) -> tf.Tensor:
     """The mean over all replicas, or over groups of neighbouring ones."""
     x = tf.convert_to_tensor(x)
     return mark_like("cross_replica_mean", x, group=replica_group_size) if in_program() else x
 
 
-def assume_equal_across_replicas(tensors: Any, inplace: bool = False) -> Any:
+def assume_equal_across_replicas(tensors: _Tensors, inplace: bool = False) -> _Tensors:
     """The tensors themselves; the program says that they are equal in all replicas."""
     return tensors
 
 
-def replication_index(name: str | None = None) -> Any:
+def replication_index(name: str | None = None) -> tf.Tensor:
     """The number of the replica, int32."""
     (index,) = mark("replication_index", [], [tf.TensorSpec([], tf.int32)])
     return index
 
 
-def ipu_replication_normalise(x: Any, name: str | None = None) -> Any:
+def ipu_replication_normalise(x: tf.Tensor, name: str | None = None) -> tf.Tensor:
     """``x`` divided by the number of replicas."""
     return mark_like("replica_sum_over_count", tf.convert_to_tensor(x))
 
 
-def gathered_from_replicas(x: Any, replication_factor: int, name: str | None = None) -> Any:
-    """``[replicas, ...]``: the values of all replicas, in order."""
+def gathered_from_replicas(x: tf.Tensor, replication_factor: int, name: str | None = None) -> tf.Tensor:
+    """``[replicas, ...]``: the values of all replicas, in order. A list gives a list."""
     if isinstance(x, (list, tuple)):
         return [gathered_from_replicas(item, replication_factor) for item in x]
     (result,) = mark("all_gather", [x], [tf.TensorSpec([replication_factor, *x.shape], x.dtype)])
@@ -101,24 +109,31 @@ def reduced_and_scattered(
     return result
 
 
-def barrier(tensors: Any, insert_barrier_for_gradients: bool = False, name: str | None = None) -> Any:
+def barrier(
+    tensors: _Tensors, insert_barrier_for_gradients: bool = False, name: str | None = None
+) -> _Tensors:
     """The same tensors: the order of operations changes no value."""
     return tensors
 
 
-def remap(x: Any, name: str | None = None) -> Any:
+def remap(x: _Tensors, name: str | None = None) -> _Tensors:
     """The same tensor: how it lies on tiles changes no value."""
     return x
 
 
 def outlined_function(
-    func: Any = None, unique_sharding: bool = False, keep_input_layouts: Any = None, name: str | None = None
-) -> Any:
+    func: Callable[..., Any] | None = None,
+    unique_sharding: bool = False,
+    keep_input_layouts: bool | None = None,
+    name: str | None = None,
+) -> Callable[..., Any]:
     """The function itself, as a decorator with or without arguments."""
     return func if func is not None else (lambda function: function)
 
 
-def ipu_multi_conv(func: Any = None, options: Any = None) -> Any:
+def ipu_multi_conv(
+    func: Callable[..., Any] | None = None, options: Mapping[str, str] | None = None
+) -> Callable[..., Any]:
     """The function itself. TypeError for options that are no dictionary."""
     if options is not None and not isinstance(options, dict):
         raise TypeError("Poplar options need to be a dictionary.")

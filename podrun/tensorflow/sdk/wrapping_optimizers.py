@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -10,13 +10,18 @@ import tensorflow as tf
 from podrun.tensorflow.capture.markers import mark_like
 from podrun.tensorflow.capture.places import PipelineShape, pipeline_of, shape_pipeline
 from podrun.tensorflow.capture.program_graphs import innermost_program
-from podrun.tensorflow.sdk.gradient_accumulation import Accumulation, GradientAccumulationReductionMethod
+from podrun.tensorflow.sdk.gradient_accumulation import (
+    Accumulation,
+    AccumulatorType,
+    GradientAccumulationReductionMethod,
+    GradientPairs,
+)
 
 _Optimizer: Any = tf.compat.v1.train.Optimizer
 SUM = GradientAccumulationReductionMethod.SUM
 
 
-def _checked_optimizer(opt: Any) -> Any:
+def _checked_optimizer(opt: object) -> tf.compat.v1.train.Optimizer:
     if isinstance(opt, _Optimizer):
         return opt
     if hasattr(opt, "apply_gradients") and hasattr(opt, "get_config"):
@@ -24,7 +29,7 @@ def _checked_optimizer(opt: Any) -> Any:
     raise TypeError(f"{opt} is not a TensorFlow optimizer.")
 
 
-def mean_over_replicas(gradient: Any) -> Any:
+def mean_over_replicas(gradient: tf.Tensor) -> tf.Tensor:
     """A gradient averaged over the replicas."""
     return mark_like("cross_replica_mean", tf.convert_to_tensor(gradient), group=None)
 
@@ -32,38 +37,44 @@ def mean_over_replicas(gradient: Any) -> Any:
 class IpuOptimizer(_Optimizer):  # type: ignore[misc]
     """An optimizer that passes everything on to ``opt``."""
 
-    def __init__(self, opt: Any, name: str = "IpuOptimizer") -> None:
+    def __init__(self, opt: tf.compat.v1.train.Optimizer, name: str = "IpuOptimizer") -> None:
         super().__init__(False, name)
         self._opt = _checked_optimizer(opt)
 
-    def compute_gradients(self, loss: Any, var_list: Any = None, **kwargs: Any) -> Any:
+    def compute_gradients(
+        self, loss: tf.Tensor, var_list: Sequence[tf.Variable] | None = None, **kwargs: Any
+    ) -> GradientPairs:
         """The result of the wrapped optimizer's method."""
-        return self._opt.compute_gradients(loss, var_list=var_list, **kwargs)
+        return list(self._opt.compute_gradients(loss, var_list=var_list, **kwargs))
 
-    def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
+    def apply_gradients(
+        self, grads_and_vars: GradientPairs, global_step: tf.Variable | None = None, name: str | None = None
+    ) -> tf.Operation:
         """The result of the wrapped optimizer's method."""
         return self._opt.apply_gradients(grads_and_vars, global_step, name)
 
-    def get_slot(self, *args: Any, **kwargs: Any) -> Any:
+    def get_slot(self, *args: Any, **kwargs: Any) -> tf.Variable | None:
         """The result of the wrapped optimizer's method."""
         return self._opt.get_slot(*args, **kwargs)
 
-    def get_slot_names(self, *args: Any, **kwargs: Any) -> Any:
+    def get_slot_names(self, *args: Any, **kwargs: Any) -> list[str]:
         """The result of the wrapped optimizer's method."""
-        return self._opt.get_slot_names(*args, **kwargs)
+        return list(self._opt.get_slot_names(*args, **kwargs))
 
-    def variables(self) -> Any:
+    def variables(self) -> list[tf.Variable]:
         """The result of the wrapped optimizer's method."""
-        return self._opt.variables()
+        return list(self._opt.variables())
 
 
 class CrossReplicaOptimizer(IpuOptimizer):
     """Averages gradients over the replicas when they are applied."""
 
-    def __init__(self, opt: Any, name: str = "CrossReplicaOptimizer") -> None:
+    def __init__(self, opt: tf.compat.v1.train.Optimizer, name: str = "CrossReplicaOptimizer") -> None:
         super().__init__(opt, name)
 
-    def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
+    def apply_gradients(
+        self, grads_and_vars: GradientPairs, global_step: tf.Variable | None = None, name: str | None = None
+    ) -> tf.Operation:
         """Average, then apply."""
         pairs = [(None if g is None else mean_over_replicas(g), v) for g, v in grads_and_vars]
         return self._opt.apply_gradients(pairs, global_step, name)
@@ -72,16 +83,16 @@ class CrossReplicaOptimizer(IpuOptimizer):
 class GradientAccumulationOptimizerV2(IpuOptimizer):
     """One update with the gradients of ``num_mini_batches`` iterations of a loop."""
 
-    _reduce: Any = staticmethod(lambda gradient: gradient)
+    _reduce: Callable[[tf.Tensor], tf.Tensor] = staticmethod(lambda gradient: gradient)
 
     def __init__(
         self,
-        opt: Any,
+        opt: tf.compat.v1.train.Optimizer,
         num_mini_batches: int,
-        offload_weight_update_variables: Any = None,
-        replicated_optimizer_state_sharding: Any = False,
-        dtype: Any = None,
-        reduction_method: Any = SUM,
+        offload_weight_update_variables: bool | None = None,
+        replicated_optimizer_state_sharding: bool = False,
+        dtype: AccumulatorType = None,
+        reduction_method: GradientAccumulationReductionMethod | str = SUM,
         name: str = "GradientAccumulationOptimizerV2",
     ) -> None:
         super().__init__(opt, name)
@@ -89,7 +100,9 @@ class GradientAccumulationOptimizerV2(IpuOptimizer):
             raise ValueError("num_mini_batches must be a positive number.")
         self._accumulation = Accumulation(num_mini_batches, reduction_method, dtype)
 
-    def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
+    def apply_gradients(
+        self, grads_and_vars: GradientPairs, global_step: tf.Variable | None = None, name: str | None = None
+    ) -> tf.Operation:
         """Add the gradients, and update after the last of the mini-batches."""
         program = innermost_program()
         if program is None or program.name != "loop_body":
@@ -100,7 +113,7 @@ class GradientAccumulationOptimizerV2(IpuOptimizer):
         if pipeline_of(program) is None:
             shape_pipeline(program, PipelineShape(self._accumulation.count, None, (0,)))
 
-        def update(pairs: Any) -> Any:
+        def update(pairs: GradientPairs) -> tf.Operation:
             return self._opt.apply_gradients(pairs, global_step, name)
 
         inner = self._opt
@@ -116,7 +129,9 @@ class CrossReplicaGradientAccumulationOptimizerV2(GradientAccumulationOptimizerV
 
     _reduce = staticmethod(mean_over_replicas)
 
-    def __init__(self, opt: Any, num_mini_batches: int, *args: Any, **kwargs: Any) -> None:
+    def __init__(
+        self, opt: tf.compat.v1.train.Optimizer, num_mini_batches: int, *args: Any, **kwargs: Any
+    ) -> None:
         kwargs.setdefault("name", "CrossReplicaGradientAccumulationOptimizerV2")
         super().__init__(opt, num_mini_batches, *args, **kwargs)
 
@@ -126,7 +141,7 @@ class GradientAccumulationOptimizer(GradientAccumulationOptimizerV2):
 
     def __init__(
         self,
-        opt: Any,
+        opt: tf.compat.v1.train.Optimizer,
         num_mini_batches: int,
         verify_usage: bool = True,
         name: str = "GradientAccumulationOptimizer",
@@ -150,14 +165,14 @@ class MapGradientOptimizer(IpuOptimizer):
 
     def __init__(
         self,
-        wrapped_optimizer: Any,
-        gradient_mapping_function: Callable[[Any, Any], Any],
+        wrapped_optimizer: tf.compat.v1.train.Optimizer,
+        gradient_mapping_function: Callable[[tf.Tensor, tf.Variable], tf.Tensor],
         name: str = "MapGradientOptimizer",
     ) -> None:
         super().__init__(wrapped_optimizer, name)
         self._map = gradient_mapping_function
 
-    def compute_gradients(self, *args: Any, **kwargs: Any) -> Any:
+    def compute_gradients(self, *args: Any, **kwargs: Any) -> GradientPairs:
         """The wrapped optimizer's, mapped."""
         pairs = self._opt.compute_gradients(*args, **kwargs)
         return [(g if g is None else self._map(g, v), v) for g, v in pairs]
@@ -166,5 +181,5 @@ class MapGradientOptimizer(IpuOptimizer):
 class ShardedOptimizer(IpuOptimizer):
     """The wrapped optimizer: where gradients are computed changes no numbers."""
 
-    def __init__(self, optimizer: Any) -> None:
+    def __init__(self, optimizer: tf.compat.v1.train.Optimizer) -> None:
         super().__init__(optimizer, "ShardedOptimizer")
