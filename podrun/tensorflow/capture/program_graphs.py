@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import tensorflow as tf
 
@@ -21,6 +21,8 @@ _FuncGraph: Any = symbol("framework.func_graph.FuncGraph")
 _tf_convert = symbol("autograph.impl.api.tf_convert")
 _lift_to_graph = symbol("eager.lift_to_graph.lift_to_graph")
 DEVICE = "/device:IPU:"
+TensorStructure: TypeAlias = "tf.Tensor | Sequence[TensorStructure] | Mapping[str, TensorStructure]"
+"""A tensor, or tensors in lists, tuples and dictionaries, as ``tf.nest`` takes them."""
 
 
 class FunctionGraph(Protocol):
@@ -33,6 +35,7 @@ class FunctionGraph(Protocol):
     outputs: list[tf.Tensor]
     control_outputs: list[tf.Operation]
     captures: Iterable[tuple[tf.Tensor, tf.Tensor]]
+    external_captures: list[tf.Tensor]
 
     def get_operations(self) -> list[tf.Operation]:
         """All operations in the order of the program."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Sequence
 from enum import Enum
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from podrun.popdist import core
 from podrun.popdist.core import popdist_error
@@ -15,6 +16,9 @@ from podrun.tensorflow.execution.device_table import DEVICES
 from podrun.tensorflow.execution.poplar_flags import flags
 from podrun.tensorflow.sdk.config_options import AttributeMetadata as AttributeMetadata
 from podrun.tensorflow.sdk.config_options import OptionCategory
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 
 class SelectionOrder(Enum):
@@ -158,11 +162,11 @@ def running_on_ipu_model() -> bool:
     return flags().ipu_model
 
 
-def _counts(value: Any) -> tuple[int, ...]:
+def _counts(value: int | Sequence[int]) -> tuple[int, ...]:
     return (value,) if isinstance(value, int) else tuple(value)
 
 
-def _check_options(config: Any) -> None:
+def _check_options(config: OptionCategory) -> None:
     chosen, selected = config.auto_select_ipus, config.select_ipus
     if chosen and selected:
         raise Exception(  # noqa: TRY002 - the SDK's class
@@ -236,7 +240,7 @@ def reset_ipu_configuration() -> None:
     DEVICES.release()
 
 
-def get_ipu_config(session: Any = None) -> list[Any]:
+def get_ipu_config(session: tf.compat.v1.Session | None = None) -> list[IPUConfig]:
     """The options, once for each device. RuntimeError without a configuration."""
     if DEVICES.config is None:
         raise RuntimeError("No IPU devices configured.")

@@ -43,10 +43,10 @@ class AttributeMetadata:
             tf_logging = importlib.import_module("tensorflow.python.platform.tf_logging")
             tf_logging.warn(f"{self.name} has been deprecated: {self.deprecated_msg}")
 
-    def check_type(self, value: Any) -> None:
+    def check_type(self, value: object) -> None:
         """TypeError unless ``value`` has exactly one of the types."""
         fits = type(value) in self.kinds
-        if fits and type(value) in (list, tuple):
+        if fits and isinstance(value, (list, tuple)):
             fits = all(type(item) is int for item in value)
         if not fits:
             raise TypeError(f"Trying to set {self.name} to {value}, but it must be of type {self.type}")
@@ -101,7 +101,7 @@ class OptionCategory:
             self._metadata[name].warn_if_deprecated()
         return self._values[name]
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         self._check(name)
         if isinstance(self._values[name], OptionCategory):
             raise Exception(  # noqa: TRY002 - the SDK's class

@@ -7,10 +7,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from podrun.runtime.settings import PipelineSchedule
 from podrun.tensorflow.capture.places import at_place
 from podrun.tensorflow.sdk.pipeline_rules import flat_mapping
 from podrun.tensorflow.sdk.served_programs import (
     ServedSteps,
+    StatedSignature,
     checked_folder,
     chosen_signature,
     under_strategy,
@@ -20,12 +22,12 @@ from podrun.tensorflow.sdk.served_programs import (
 
 def _steps(
     predict: Callable[..., Any],
-    signature: Any,
-    dataset: Any,
-    output_names: Any,
-    before: Any = None,
-    before_signature: Any = None,
-    after: Any = None,
+    signature: StatedSignature,
+    dataset: tf.data.Dataset | None,
+    output_names: str | Sequence[str] | None,
+    before: Callable[..., Any] | None = None,
+    before_signature: StatedSignature = None,
+    after: Callable[..., Any] | None = None,
 ) -> ServedSteps:
     specs = chosen_signature(predict, signature, dataset)
     first = None if before is None else chosen_signature(before, before_signature, None, "preprocessing_step")
@@ -37,15 +39,15 @@ def export_single_step(
     predict_step: Callable[..., Any],
     export_dir: str,
     iterations: int,
-    predict_step_signature: Any = None,
-    input_dataset: Any = None,
+    predict_step_signature: StatedSignature = None,
+    input_dataset: tf.data.Dataset | None = None,
     output_names: str | Sequence[str] | None = None,
     preprocessing_step: Callable[..., Any] | None = None,
-    preprocessing_step_signature: Any = None,
+    preprocessing_step_signature: StatedSignature = None,
     postprocessing_step: Callable[..., Any] | None = None,
-    postprocessing_step_signature: Any = None,
+    postprocessing_step_signature: StatedSignature = None,
     purge_export_dir: bool = False,
-) -> Any:
+) -> Callable[..., Any] | None:
     """Write a step, which runs ``iterations`` times in a call of the device, to a folder. Returns the function of the
     SavedModel, or None where the host cannot compute the step.
 
@@ -69,25 +71,25 @@ def export_pipeline(
     iterations: int,
     inputs: Sequence[Any] | None = None,
     device_mapping: Sequence[int] | None = None,
-    pipeline_schedule: Any = None,
-    poplar_options: Any = None,
+    pipeline_schedule: PipelineSchedule | None = None,
+    poplar_options: object = None,
     name: str | None = None,
-    predict_step_signature: Any = None,
-    input_dataset: Any = None,
+    predict_step_signature: StatedSignature = None,
+    input_dataset: tf.data.Dataset | None = None,
     output_names: str | Sequence[str] | None = None,
     preprocessing_step: Callable[..., Any] | None = None,
-    preprocessing_step_signature: Any = None,
+    preprocessing_step_signature: StatedSignature = None,
     postprocessing_step: Callable[..., Any] | None = None,
-    postprocessing_step_signature: Any = None,
+    postprocessing_step_signature: StatedSignature = None,
     purge_export_dir: bool = False,
-) -> Any:
+) -> Callable[..., Any] | None:
     """Write a pipeline of stages to a folder, as `export_single_step`. ``inputs`` are constants that the first stage
     gets before the others.
     """
     mapping = flat_mapping(device_mapping if device_mapping is not None else range(len(computational_stages)))
     constants = [tf.constant(value) for value in inputs or ()]
 
-    def predict(*values: Any) -> Any:
+    def predict(*values: tf.Tensor) -> Any:
         current: Any = [*constants, *values]
         for number, (stage, ipu) in enumerate(zip(computational_stages, mapping, strict=True)):
             with at_place(ipu, number):
@@ -110,16 +112,16 @@ def export_pipeline(
 
 
 def export_keras(
-    model: Any,
+    model: tf.keras.Model,
     export_dir: str,
     batch_size: int | None = None,
     output_names: str | Sequence[str] | None = None,
     preprocessing_step: Callable[..., Any] | None = None,
-    preprocessing_step_signature: Any = None,
+    preprocessing_step_signature: StatedSignature = None,
     postprocessing_step: Callable[..., Any] | None = None,
-    postprocessing_step_signature: Any = None,
+    postprocessing_step_signature: StatedSignature = None,
     purge_export_dir: bool = False,
-) -> Any:
+) -> Callable[..., Any] | None:
     """Write a Keras model to a folder, as `export_single_step` with ``steps_per_execution`` iterations. ValueError for
     a model that was not made under an IPU strategy, and where no batch size is known.
     """
@@ -135,7 +137,7 @@ def export_keras(
     steps = getattr(model, "_steps_per_execution", None)
     iterations = 1 if steps is None else int(steps.numpy())
 
-    def predict(*values: Any) -> Any:
+    def predict(*values: tf.Tensor) -> Any:
         return model(list(values) if len(values) > 1 else values[0], training=False)
 
     served = _steps(

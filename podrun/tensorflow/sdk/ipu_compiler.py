@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from podrun.tensorflow.capture.program_graphs import IpuGraph, check_host_free, parameter, takes, trace
+from podrun.tensorflow.capture.program_graphs import (
+    FunctionGraph,
+    IpuGraph,
+    check_host_free,
+    parameter,
+    takes,
+    trace,
+)
 from podrun.tensorflow.execution.launching import launch_program
 from podrun.tensorflow.execution.placed_devices import placed_ordinal
 from podrun.tensorflow.execution.program_parts import program_of
@@ -54,12 +61,12 @@ def compile(computation: Callable[..., Any], inputs: Any = None) -> Any:
     return launched
 
 
-def _has_estimator_spec(outcome: Any) -> bool:
+def _has_estimator_spec(outcome: object) -> bool:
     if isinstance(outcome, (list, tuple)) and not hasattr(outcome, "mode"):
         return any(_has_estimator_spec(item) for item in outcome)
     return type(outcome).__name__.endswith("EstimatorSpec")
 
 
-def _in(graph: Any, values: Any) -> list[Any]:
+def _in(graph: FunctionGraph, values: Sequence[tf.Tensor | tf.Operation]) -> list[tf.Tensor | tf.Operation]:
     with graph.as_default():
         return [v if isinstance(v, tf.Operation) else graph.capture(tf.convert_to_tensor(v)) for v in values]

@@ -20,7 +20,7 @@ LONGEST_ROW = 32
 _OLD = {"feed_name", "replication_factor", "data_to_prefetch", "optimise_latency"}
 
 
-def _checked_ordinal(ordinal: Any) -> int:
+def _checked_ordinal(ordinal: object) -> int:
     if ordinal is None:
         return 0
     if not isinstance(ordinal, int) or ordinal < 0:
@@ -28,7 +28,7 @@ def _checked_ordinal(ordinal: Any) -> int:
     return ordinal
 
 
-def _on_host(dataset: Any) -> Any:
+def _on_host(dataset: tf.data.Dataset) -> Any:
     """The host's own iterator, also in the scope of a strategy, where ``iter`` gives one for programs on IPUs."""
     plain = getattr(type(dataset).__iter__, "plain", iter)
     return plain(dataset)
@@ -39,10 +39,10 @@ class IPUInfeedQueue:
 
     def __init__(
         self,
-        dataset: Any,
-        device_ordinal: Any = None,
+        dataset: tf.data.Dataset,
+        device_ordinal: int | str | None = None,
         prefetch_depth: int | None = None,
-        **old: Any,
+        **old: object,
     ) -> None:
         if isinstance(device_ordinal, str):  # The name that stood here until SDK 2.3.
             device_ordinal = None

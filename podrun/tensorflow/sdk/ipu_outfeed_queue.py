@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from podrun.tensorflow.capture.markers import mark, reference
-from podrun.tensorflow.capture.program_graphs import innermost_program
+from podrun.tensorflow.capture.program_graphs import IpuGraph, TensorStructure, innermost_program
 from podrun.tensorflow.execution.device_table import DEVICES
 from podrun.tensorflow.execution.launching import raising_itself
 from podrun.tensorflow.sdk.ipu_infeed_queue import _checked_ordinal
@@ -32,7 +32,11 @@ class IPUOutfeedQueue:
     """Results of a program's iterations. ``buffer_depth`` has no effect on them."""
 
     def __init__(
-        self, outfeed_mode: Any = None, device_ordinal: Any = None, buffer_depth: int = 3, **old: Any
+        self,
+        outfeed_mode: IPUOutfeedMode | str | None = None,
+        device_ordinal: int | None = None,
+        buffer_depth: int = 3,
+        **old: object,
     ) -> None:
         for name in old:
             if name not in _OLD:
@@ -52,9 +56,9 @@ class IPUOutfeedQueue:
         self._mode, self._ordinal = mode, _checked_ordinal(device_ordinal)
         self._number = reference(self)
         self._graphs: list[int] = []
-        self._enqueued_in: Any = None
-        self.structure: Any = None
-        self._specs: list[Any] = []
+        self._enqueued_in: IpuGraph | None = None
+        self.structure: TensorStructure | None = None
+        self._specs: list[tf.TensorSpec] = []
         self._parts: list[list[np.ndarray]] = []
         self._lock = threading.Lock()
         self.summed_over = 1
@@ -65,7 +69,7 @@ class IPUOutfeedQueue:
         """Whether a program gives to the queue."""
         return bool(self._graphs)
 
-    def enqueue(self, tensors: Any) -> Any:
+    def enqueue(self, tensors: TensorStructure) -> tf.Operation:
         """The operation that gives ``tensors`` to the queue, in a program's graph."""
         program = innermost_program()
         if program is None:
@@ -186,7 +190,9 @@ class IPUOutfeedQueue:
 class ScopedIPUOutfeedQueue(IPUOutfeedQueue):
     """A queue that ends with its last reference; eager mode only."""
 
-    def __init__(self, outfeed_mode: Any = None, device_ordinal: Any = None) -> None:
+    def __init__(
+        self, outfeed_mode: IPUOutfeedMode | str | None = None, device_ordinal: int | None = None
+    ) -> None:
         if not tf.executing_eagerly():
             raise RuntimeError("ScopedIPUOutfeedQueue can only be used in eager mode.")
         super().__init__(outfeed_mode, device_ordinal)

@@ -75,7 +75,7 @@ class RunConfig(EstimatorRunConfig):
     """``tf.estimator.RunConfig`` with an `IPURunConfig`."""
 
     def __init__(
-        self, ipu_run_config: IPURunConfig | None = None, master: Any = None, **options: Any
+        self, ipu_run_config: IPURunConfig | None = None, master: str | None = None, **options: Any
     ) -> None:
         super().__init__(**options)
         self.ipu_run_config = ipu_run_config or IPURunConfig()

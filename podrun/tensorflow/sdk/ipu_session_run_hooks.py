@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from podrun.tensorflow.capture.program_graphs import innermost_program
+from podrun.tensorflow.capture.program_graphs import TensorStructure, innermost_program
 from podrun.tensorflow.sdk.ipu_outfeed_queue import IPUOutfeedMode, IPUOutfeedQueue
 
 LoggingMode = IPUOutfeedMode
@@ -49,10 +49,10 @@ class IPULoggingTensorHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[m
         )
         self._mode = logging_mode
         self._queue: IPUOutfeedQueue | None = None
-        self._dequeued: Any = None
+        self._dequeued: TensorStructure | None = None
         self._calls = 0
 
-    def log(self, tensors: Any) -> tf.Operation:
+    def log(self, tensors: TensorStructure) -> tf.Operation:
         """Give a tensor, list or dictionary to the log, in the model function. RuntimeError at a second call, TypeError
         for something else.
         """
@@ -80,7 +80,11 @@ class IPULoggingTensorHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[m
             self._timer.reset()
         self._calls = 0
 
-    def after_run(self, run_context: Any, run_values: Any) -> None:
+    def after_run(
+        self,
+        run_context: tf.compat.v1.train.SessionRunContext,
+        run_values: tf.compat.v1.train.SessionRunValues,
+    ) -> None:
         """Log, if it is time."""
         self._calls += 1
         if self._timer is None or not self._timer.should_trigger_for_step(self._calls):
@@ -88,12 +92,12 @@ class IPULoggingTensorHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[m
         self._timer.update_last_triggered_step(self._calls)
         self._write(run_context.session)
 
-    def end(self, session: Any) -> None:
+    def end(self, session: tf.compat.v1.Session) -> None:
         """Log at the end, if so asked."""
         if self._at_end and self._calls:
             self._write(session)
 
-    def _write(self, session: Any) -> None:
+    def _write(self, session: tf.compat.v1.Session) -> None:
         values = session.run(self._dequeued)
         if self._formatter is not None:
             text = self._formatter(values)

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from podrun.private_apis.tensorflow import private_module
 from podrun.tensorflow.capture.markers import mark_like
-from podrun.tensorflow.capture.program_graphs import IpuGraph, check_host_free, in_program, parameter, trace
+from podrun.tensorflow.capture.program_graphs import (
+    IpuGraph,
+    TensorStructure,
+    check_host_free,
+    in_program,
+    parameter,
+    trace,
+)
+from podrun.tensorflow.execution.host_program import HostProgram
 from podrun.tensorflow.execution.launching import launch_program
 from podrun.tensorflow.execution.placed_devices import named_variables
-from podrun.tensorflow.execution.program_parts import program_of
+from podrun.tensorflow.execution.program_parts import PartedProgram, program_of
 from podrun.tensorflow.sdk.ipu_infeed_queue import IPUOwnedIterator
 
 _one_device: Any = private_module("distribute.one_device_strategy")
@@ -24,17 +32,23 @@ _UNSUPPORTED = (tf.float64, tf.complex64, tf.complex128, tf.string)
 class IPUExtended(_one_device.OneDeviceExtended):  # type: ignore[misc]
     """One device to TensorFlow; sums over replicas where gradients are reduced."""
 
-    def _reduce_to(self, reduce_op: Any, value: Any, destinations: Any, options: Any) -> Any:
+    def _reduce_to(
+        self, reduce_op: tf.distribute.ReduceOp, value: tf.Tensor, destinations: object, options: object
+    ) -> tf.Tensor:
         return reduced_over_replicas(reduce_op, value)
 
-    def _batch_reduce_to(self, reduce_op: Any, pairs: Any, options: Any) -> Any:
+    def _batch_reduce_to(
+        self, reduce_op: tf.distribute.ReduceOp, pairs: Sequence[tuple[tf.Tensor, object]], options: object
+    ) -> list[tf.Tensor]:
         return [reduced_over_replicas(reduce_op, value) for value, _ in pairs]
 
-    def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
+    def _replica_ctx_all_reduce(
+        self, reduce_op: tf.distribute.ReduceOp, value: TensorStructure, options: object = None
+    ) -> TensorStructure:
         return tf.nest.map_structure(lambda v: reduced_over_replicas(reduce_op, v), value)
 
 
-def reduced_over_replicas(reduce_op: Any, value: Any) -> Any:
+def reduced_over_replicas(reduce_op: tf.distribute.ReduceOp, value: tf.Tensor) -> tf.Tensor:
     """The sum or mean over the replicas in a program; the value itself on the host."""
     if not in_program():
         return value
@@ -45,7 +59,9 @@ def reduced_over_replicas(reduce_op: Any, value: Any) -> Any:
 class IPUReplicaContext(_one_device._OneDeviceReplicaContext):  # type: ignore[misc]
     """The context of a replica: reductions are over the replicas of the device."""
 
-    def all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
+    def all_reduce(
+        self, reduce_op: tf.distribute.ReduceOp, value: TensorStructure, options: object = None
+    ) -> TensorStructure:
         """The sum or mean over the replicas."""
         if isinstance(reduce_op, str):
             reduce_op = tf.distribute.ReduceOp(reduce_op.upper())
@@ -69,7 +85,7 @@ class IPUStrategyV1(_one_device.OneDeviceStrategy):  # type: ignore[misc]
             enable_dataset_iterators,
             enable_keras_extensions,
         )
-        self._programs: dict[Any, Any] = {}
+        self._programs: dict[tuple[object, ...], tuple[Any, ...]] = {}
 
     @property
     def supports_loss_scaling(self) -> bool:
@@ -90,15 +106,23 @@ class IPUStrategyV1(_one_device.OneDeviceStrategy):  # type: ignore[misc]
         """The scope in which variables, models and iterators are made."""
         return self._in_scope()
 
-    def replica(self) -> Any:
+    def replica(self) -> IPUReplicaContext:
         """The context of a replica, in which functions of the strategy are traced."""
         return IPUReplicaContext(self)
 
-    def experimental_run_v2(self, fn: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def experimental_run_v2(
+        self, fn: Callable[..., Any], args: Sequence[object] = (), kwargs: Mapping[str, object] | None = None
+    ) -> Any:
         """Deleted from the SDK as well: RuntimeError that names `run`."""
         raise RuntimeError("`experimental_run_v2` has been deleted. Use `run` instead.")
 
-    def run(self, fn: Any, args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        options: object = None,
+    ) -> Any:
         """Run a tf.function on the IPU. ValueError for a plain function in eager mode."""
         if in_program():
             return fn(*args, **(kwargs or {}))
@@ -116,15 +140,20 @@ class IPUStrategyV1(_one_device.OneDeviceStrategy):  # type: ignore[misc]
         it = iter(results)
         return tf.nest.map_structure(lambda t: next(it) if t is _TENSOR else t, template)
 
-    def _traced(self, fn: Any, args: Any, kwargs: Any) -> Any:
+    def _traced(
+        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[HostProgram | PartedProgram, Any]:
         flat = tf.nest.flatten((args, kwargs))
         marks = tuple((tuple(v.shape), v.dtype) if isinstance(v, tf.Tensor) else id(v) for v in flat)
         key = (id(fn), marks, len(tf.nest.flatten(args)), tuple(sorted(kwargs)))
         if key not in self._programs:
             self._programs[key] = (*self._trace(fn, args, kwargs), fn, flat)
-        return self._programs[key][:2]
+        program, template, *_ = self._programs[key]
+        return program, template
 
-    def _trace(self, fn: Any, args: Any, kwargs: Any) -> Any:
+    def _trace(
+        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[HostProgram | PartedProgram, Any]:
         name = getattr(fn, "__name__", "program")
         with self.scope(), self.replica():
             graph = IpuGraph(f"ipu_{name}", self.ordinal, automatic=True)
@@ -154,7 +183,7 @@ IPUStrategy = IPUStrategyV1
 _TENSOR = object()
 
 
-def _is_function(fn: Any) -> bool:
+def _is_function(fn: Callable[..., Any]) -> bool:
     """Whether ``fn`` is a tf.function, or one that was traced for a signature."""
     return any(hasattr(fn, n) for n in ("python_function", "_python_function", "structured_input_signature"))
 
@@ -167,7 +196,7 @@ def _as_tensor(value: Any) -> Any:
     return value
 
 
-def _check_type(tensor: Any, role: str) -> None:
+def _check_type(tensor: tf.Tensor, role: str) -> None:
     if tensor.dtype in _UNSUPPORTED:
         raise TypeError(
             f"Unsupported data type for {role}: {tensor.dtype.name}. An IPU computes float32, float16, int32 and bool."
@@ -182,7 +211,7 @@ class _Iteration:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._open = 0
-        self._plain: Any = None
+        self._plain: Callable[[tf.data.Dataset], Iterator[Any]] | None = None
 
     @contextlib.contextmanager
     def changed(self) -> Iterator[None]:
@@ -203,7 +232,7 @@ class _Iteration:
 
 
 def _iterating(plain: Callable[..., Any]) -> Callable[..., Any]:
-    def iterate(self: Any) -> Any:
+    def iterate(self: tf.data.Dataset) -> Any:
         strategy = tf.distribute.get_strategy()
         for_ipus = isinstance(strategy, IPUStrategyV1) and strategy._enable_iterators
         if not for_ipus or HOST_ITERATION or not tf.executing_eagerly():
@@ -222,7 +251,7 @@ HOST_ITERATION: list[bool] = []
 class _HostDataset:
     """A dataset whose iteration is the host's own."""
 
-    def __init__(self, dataset: Any, plain: Callable[..., Any]) -> None:
+    def __init__(self, dataset: tf.data.Dataset, plain: Callable[..., Any]) -> None:
         self._dataset, self._plain = dataset, plain
         self.element_spec = dataset.element_spec
 

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
 from podrun.private_apis.tensorflow import symbol
 from podrun.tensorflow.capture.markers import mark, reference
-from podrun.tensorflow.capture.program_graphs import IpuGraph, innermost_program, parameter, takes, trace
+from podrun.tensorflow.capture.program_graphs import (
+    FunctionGraph,
+    IpuGraph,
+    innermost_program,
+    parameter,
+    takes,
+    trace,
+)
+from podrun.tensorflow.sdk.ipu_infeed_queue import IPUInfeedQueue
 
 _FuncGraph = symbol("framework.func_graph.FuncGraph")
+LoopResults: TypeAlias = "tf.Operation | tf.Tensor | list[tf.Tensor]"
+"""The values of a loop after it: an operation that runs it if it has none, one by itself, or several."""
 _OUTPUTS = "The loop body must return zero or more Tensor values followed by zero or more Operations."
 
 
@@ -20,15 +30,19 @@ _OUTPUTS = "The loop body must return zero or more Tensor values followed by zer
 class DeviceLoop:
     """A loop in a program. ``first``: the position of the program's own values among the body's inputs."""
 
-    body_graph: Any
-    condition_graph: Any
-    effects: Sequence[Any]
+    body_graph: FunctionGraph
+    condition_graph: FunctionGraph
+    effects: Sequence[tf.Operation]
     first: int = 2
 
 
 def repeat_loop(
-    n: Any, body: Callable[..., Any], inputs: Any = None, infeed_queue: Any = None, use_while_v1: bool = True
-) -> Any:
+    n: int | tf.Tensor,
+    body: Callable[..., Any],
+    inputs: Sequence[tf.Tensor] | tf.Tensor | None = None,
+    infeed_queue: IPUInfeedQueue | None = None,
+    use_while_v1: bool = True,
+) -> LoopResults:
     """Run ``body`` ``n`` times. Returns the loop's values after it: an operation, a tensor or a list."""
     return _loop(None, body, inputs, infeed_queue, n)
 
@@ -36,16 +50,22 @@ def repeat_loop(
 def while_loop(
     condition: Callable[..., Any],
     body: Callable[..., Any],
-    inputs: Any = None,
-    infeed_queue: Any = None,
-    maximum_iterations: Any = None,
+    inputs: Sequence[tf.Tensor] | tf.Tensor | None = None,
+    infeed_queue: IPUInfeedQueue | None = None,
+    maximum_iterations: int | tf.Tensor | None = None,
     use_while_v1: bool = True,
-) -> Any:
+) -> LoopResults:
     """Run ``body`` while ``condition`` holds for the loop's values."""
     return _loop(condition, body, inputs, infeed_queue, maximum_iterations)
 
 
-def _loop(condition: Any, body: Any, inputs: Any, queue: Any, limit: Any) -> Any:
+def _loop(
+    condition: Callable[..., Any] | None,
+    body: Callable[..., Any],
+    inputs: Sequence[tf.Tensor] | tf.Tensor | None,
+    queue: IPUInfeedQueue | None,
+    limit: int | tf.Tensor | None,
+) -> LoopResults:
     outer = innermost_program()
     if outer is None:
         raise ValueError("ipu.loops can only be used in a program: ipu_compiler.compile, or IPUStrategy.run.")
@@ -75,7 +95,7 @@ def _loop(condition: Any, body: Any, inputs: Any, queue: Any, limit: Any) -> Any
     return outcome[0] if len(outcome) == 1 else list(outcome)
 
 
-def _without_values(inputs: Sequence[Any], loop: DeviceLoop) -> Any:
+def _without_values(inputs: Sequence[tf.Tensor], loop: DeviceLoop) -> tf.Operation:
     done = mark("repeat", inputs, [], stateful=True, name="repeat", loop=reference(loop))
     return done if isinstance(done, tf.Operation) else done.op
 
@@ -86,13 +106,15 @@ def _alone(element: Any) -> Any:
     return element[0] if alone else element
 
 
-def _as_list(inputs: Any) -> list[Any]:
+def _as_list(inputs: Sequence[tf.Tensor] | tf.Tensor | None) -> list[tf.Tensor]:
     if inputs is None:
         return []
     return list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
 
 
-def _check_calls(condition: Any, body: Any, count: int, queue: Any) -> None:
+def _check_calls(
+    condition: Callable[..., Any] | None, body: Callable[..., Any], count: int, queue: IPUInfeedQueue | None
+) -> None:
     total, names = count, []
     if queue is not None:
         structure = _alone(queue.structure)
@@ -113,11 +135,13 @@ def _check_calls(condition: Any, body: Any, count: int, queue: Any) -> None:
         )
 
 
-def _traced_body(outer: Any, body: Any, start: Sequence[Any], queue: Any) -> tuple[Any, list[Any], list[Any]]:
+def _traced_body(
+    outer: IpuGraph, body: Callable[..., Any], start: Sequence[tf.Tensor], queue: IPUInfeedQueue | None
+) -> tuple[IpuGraph, list[tf.Tensor], list[tf.Operation]]:
     graph = IpuGraph("loop_body", outer.ordinal, automatic=outer.automatic)
     parameters = [parameter(graph, t, f"loop_{i}") for i, t in enumerate(start)]
 
-    def step(*own: Any) -> Any:
+    def step(*own: tf.Tensor) -> Any:
         if queue is None:
             return body(*own)
         element = _alone(queue._dequeue())
@@ -143,15 +167,15 @@ def _traced_body(outer: Any, body: Any, start: Sequence[Any], queue: Any) -> tup
     return graph, tensors, [*effects, *graph.control_outputs]
 
 
-def _check_types(start: Sequence[Any], results: Sequence[Any]) -> None:
+def _check_types(start: Sequence[tf.Tensor], results: Sequence[tf.Tensor]) -> None:
     before, after = [t.dtype for t in start], [t.dtype for t in results]
     if before != after:
         raise TypeError(f"Mismatch between input types and output types for loop body: {before} vs {after}")
 
 
-def _condition(condition: Any, body: Any, count: int) -> Any:
+def _condition(condition: Callable[..., Any] | None, body: FunctionGraph, count: int) -> FunctionGraph:
     """The graph of the condition, with the body's inputs."""
-    graph = _FuncGraph("loop_condition")
+    graph: FunctionGraph = _FuncGraph("loop_condition")
     parameters = [parameter(graph, t, f"loop_{i}") for i, t in enumerate(body.inputs)]
     with graph.as_default():
         holds = tf.less(parameters[0], parameters[1])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from typing import Any
 
@@ -12,7 +12,7 @@ from podrun.runtime.settings import PipelineSchedule
 from podrun.tensorflow.capture.places import PipelineShape
 from podrun.tensorflow.execution.device_table import DEVICES
 from podrun.tensorflow.sdk.gradient_accumulation import GradientAccumulationReductionMethod
-from podrun.tensorflow.sdk.ipu_outfeed_queue import IPUOutfeedMode
+from podrun.tensorflow.sdk.ipu_outfeed_queue import IPUOutfeedMode, IPUOutfeedQueue
 
 
 class RecomputationMode(IntEnum):
@@ -27,7 +27,10 @@ class PipelineStageOptions:
     """Options of a stage for Poplar's libraries: dictionaries."""
 
     def __init__(
-        self, convolution_options: Any = None, matmul_options: Any = None, slice_options: Any = None
+        self,
+        convolution_options: Mapping[str, str] | None = None,
+        matmul_options: Mapping[str, str] | None = None,
+        slice_options: Mapping[str, str] | None = None,
     ) -> None:
         for value in (convolution_options, matmul_options, slice_options):
             if value is not None and not isinstance(value, dict):
@@ -56,8 +59,13 @@ def flat_mapping(mapping: Sequence[Any]) -> list[int]:
 
 
 def checked_pipeline(
-    stages: Any, count: Any, mapping: Any, schedule: Any, training: bool, options: dict[str, Any]
-) -> Any:
+    stages: object,
+    count: int | tf.Tensor | None,
+    mapping: object,
+    schedule: object,
+    training: bool,
+    options: dict[str, Any],
+) -> tuple[list[Any], PipelineSchedule]:
     """The device mapping and the schedule of a pipeline, defaults filled in. Raises TypeError, ValueError and
     NotImplementedError in the SDK's words for arguments that cannot be."""
     if count is None or (isinstance(count, int) and count < 1):
@@ -147,7 +155,7 @@ def shape_of_pipeline(
     )
 
 
-def check_outfeed(training: bool, outfeed: Any, options: dict[str, Any]) -> None:
+def check_outfeed(training: bool, outfeed: IPUOutfeedQueue | None, options: dict[str, Any]) -> None:
     """Raise ValueError, in the SDK's words, for options of outfeeds that need an outfeed or an optimizer, or exclude
     each other."""
     loss, mask = options.get("outfeed_loss"), options.get("outfeed_mask")
@@ -165,7 +173,7 @@ def check_outfeed(training: bool, outfeed: Any, options: dict[str, Any]) -> None
             raise ValueError("To accumulate the outfeed, it must be in IPUOutfeedMode ALL.")
 
 
-def known_count(count: Any) -> Any:
+def known_count(count: int | tf.Tensor) -> int | tf.Tensor:
     """The number of mini-batches, or the tensor that has it when the program starts."""
     known = tf.get_static_value(count) if isinstance(count, tf.Tensor) else None
     return count if known is None else int(known)
@@ -180,7 +188,7 @@ def least_count(mapping: Sequence[Any], schedule: PipelineSchedule, *, training:
 
 
 def check_of_count(
-    mapping: Sequence[Any], schedule: PipelineSchedule, training: bool, summed: Any
+    mapping: Sequence[Any], schedule: PipelineSchedule, training: bool, summed: IPUOutfeedQueue | None
 ) -> Callable[[int], None]:
     """What is called with the number of mini-batches when a program starts that takes it as an input: InternalError for
     one that is no pipeline. ``summed``: the outfeed that adds so many elements up, if any.
@@ -196,7 +204,12 @@ def check_of_count(
     return check
 
 
-def check_serialization(iterations: int, schedule: Any, mapping: Sequence[Any], method: Any) -> None:
+def check_serialization(
+    iterations: int,
+    schedule: PipelineSchedule,
+    mapping: Sequence[Any],
+    method: GradientAccumulationReductionMethod | str,
+) -> None:
     """Serialised mini-batches need the Sequential schedule, one IPU and the reduction SUM. Raises
     NotImplementedError for another schedule or more IPUs, ValueError for another reduction."""
     if iterations == 1:

@@ -8,7 +8,7 @@ parallel stage are modelled on its first IPU.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,15 @@ import tensorflow as tf
 from podrun.private_apis.tensorflow import symbol
 from podrun.runtime.settings import PipelineSchedule as PipelineSchedule
 from podrun.tensorflow.capture.places import CountOfUpdates, PipelineShape, at_place, shape_pipeline
-from podrun.tensorflow.sdk.gradient_accumulation import Accumulation, GradientAccumulationReductionMethod
+from podrun.tensorflow.capture.program_graphs import FunctionGraph, TensorStructure
+from podrun.tensorflow.sdk.carried_state import GradientCaptureContext
+from podrun.tensorflow.sdk.gradient_accumulation import (
+    Accumulation,
+    AccumulatorType,
+    GradientAccumulationReductionMethod,
+)
+from podrun.tensorflow.sdk.ipu_infeed_queue import IPUInfeedQueue
+from podrun.tensorflow.sdk.ipu_outfeed_queue import IPUOutfeedQueue
 from podrun.tensorflow.sdk.loops import repeat_loop
 from podrun.tensorflow.sdk.pipeline_rules import (
     PipelineStageOptions as PipelineStageOptions,
@@ -45,16 +53,16 @@ NO_OUTFEED = "The last computational stage has tensor outputs, but no outfeed_qu
 class OptimizerFunctionOutput:
     """What the optimizer function returns: the optimizer and the loss. TypeError or ValueError if they do not fit."""
 
-    opt: Any
-    loss: Any
-    compute_gradients_args: Any = None
-    compute_gradients_kwargs: Any = None
-    apply_gradients_args: Any = None
-    apply_gradients_kwargs: Any = None
-    variables: Any = None
-    tape: Any = None
-    gradient_capture_context: Any = None
-    captured_gradient_outfeed: Any = None
+    opt: tf.compat.v1.train.Optimizer | tf.keras.optimizers.Optimizer
+    loss: tf.Tensor
+    compute_gradients_args: Sequence[object] | None = None
+    compute_gradients_kwargs: Mapping[str, object] | None = None
+    apply_gradients_args: Sequence[object] | None = None
+    apply_gradients_kwargs: Mapping[str, object] | None = None
+    variables: Sequence[tf.Variable] | None = None
+    tape: tf.GradientTape | None = None
+    gradient_capture_context: GradientCaptureContext | None = None
+    captured_gradient_outfeed: IPUOutfeedQueue | None = None
 
     def __post_init__(self) -> None:
         first_version = isinstance(self.opt, tf.compat.v1.train.Optimizer)
@@ -79,7 +87,7 @@ class OptimizerFunctionOutput:
         if self.variables and first_version:
             raise ValueError("OptimizerFunctionOutput.variables may only be used with OptimizerV2.")
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         if name == "variables" and value and getattr(self, "tape", None) is not None:
             raise ValueError(
                 "OptimizerFunctionOutput.variables must be empty when OptimizerFunctionOutput.tape is used."
@@ -87,28 +95,28 @@ class OptimizerFunctionOutput:
         object.__setattr__(self, name, value)
 
 
-def ipu_recomputation_checkpoint(tensors: Any, name: str | None = None) -> Any:
+def ipu_recomputation_checkpoint(tensors: TensorStructure, name: str | None = None) -> TensorStructure:
     """The same tensors: where recomputation begins changes no value."""
     return tensors
 
 
 def run_pipeline(
     computational_stages: Sequence[Callable[..., Any]],
-    gradient_accumulation_count: Any = None,
-    gradient_accumulation_dtype: Any = None,
+    gradient_accumulation_count: int | tf.Tensor | None = None,
+    gradient_accumulation_dtype: AccumulatorType = None,
     gradient_accumulation_for_captured_grads: bool = True,
     repeat_count: int = 1,
     batch_serialization_iterations: int = 1,
-    inputs: Any = None,
-    infeed_queue: Any = None,
-    outfeed_queue: Any = None,
+    inputs: Sequence[tf.Tensor] | tf.Tensor | None = None,
+    infeed_queue: IPUInfeedQueue | None = None,
+    outfeed_queue: IPUOutfeedQueue | None = None,
     optimizer_function: Callable[..., Any] | None = None,
-    device_mapping: Any = None,
-    pipeline_schedule: Any = None,
-    reduction_method: Any = GradientAccumulationReductionMethod.SUM,
+    device_mapping: Sequence[int] | None = None,
+    pipeline_schedule: PipelineSchedule | None = None,
+    reduction_method: GradientAccumulationReductionMethod | str = GradientAccumulationReductionMethod.SUM,
     name: str | None = None,
     **options: Any,
-) -> Any:
+) -> tf.Operation:
     """Run the stages for ``repeat_count`` weight updates of ``gradient_accumulation_count`` mini-batches each. Returns
     an operation.
     """
@@ -154,7 +162,7 @@ class _MiniBatch:
     stages: Sequence[Any]
     mapping: Sequence[Any]
     optimizer_function: Callable[..., Any] | None
-    outfeed: Any
+    outfeed: IPUOutfeedQueue | None
     options: dict[str, Any]
     constant: int
     shape: PipelineShape
@@ -163,7 +171,7 @@ class _MiniBatch:
 
     def run(self, *arguments: Any, **named: Any) -> list[Any]:
         """The body of the pipeline's loop."""
-        graph: Any = tf.compat.v1.get_default_graph()
+        graph: tf.Graph = tf.compat.v1.get_default_graph()
         shape_pipeline(graph, self.shape)
         if self.check is None:
             return self.trace(arguments, named, Accumulation(*self.reduction))
@@ -193,21 +201,19 @@ class _MiniBatch:
         return [*arguments[: self.constant], tf.group(*effects)]
 
 
-def _as_list(inputs: Any) -> list[Any]:
+def _as_list(inputs: Sequence[tf.Tensor] | tf.Tensor | None) -> list[Any]:
     if inputs is None:
         return []
     return list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
 
 
-def _leaving(values: Any) -> Any:
+def _leaving(values: TensorStructure) -> TensorStructure:
     """What leaves an inference pipeline: one tensor by itself in version 2, in a list in version 1."""
-    single = isinstance(values, tf.Tensor) or (isinstance(values, (list, tuple)) and len(values) == 1)
-    if single and _version_2():
-        return values if isinstance(values, tf.Tensor) else values[0]
-    return [values] if isinstance(values, tf.Tensor) else values
+    items = [values] if isinstance(values, tf.Tensor) else values
+    return items[0] if isinstance(items, (list, tuple)) and len(items) == 1 and _version_2() else items
 
 
-def _summable(results: Any, options: dict[str, Any]) -> Any:
+def _summable(results: TensorStructure, options: dict[str, Any]) -> TensorStructure:
     """The results in the type in which the outfeed adds them up."""
     dtype = options.get("accumulate_outfeed_dtype")
     if not options.get("accumulate_outfeed") or dtype is None:
@@ -215,7 +221,7 @@ def _summable(results: Any, options: dict[str, Any]) -> Any:
     return tf.nest.map_structure(lambda t: tf.cast(t, dtype(t) if callable(dtype) else dtype), results)
 
 
-def _check_captures(graph: Any) -> None:
+def _check_captures(graph: FunctionGraph) -> None:
     """ValueError for tensors from outside that are no variables."""
     for outer, _ in graph.captures:
         if outer.dtype != tf.resource and not hasattr(outer, "numpy") and outer.op.type != "Const":
@@ -251,7 +257,7 @@ def _called(stage: Callable[..., Any], values: Any) -> Any:
     return stage(**values) if isinstance(values, dict) else stage(*_positional(values))
 
 
-def _masked(values: Any, mask: Any) -> Any:
+def _masked(values: Any, mask: Sequence[bool] | None) -> list[Any] | None:
     items = _positional(values)
     if mask is None:
         return items or None
@@ -260,7 +266,7 @@ def _masked(values: Any, mask: Any) -> Any:
     return [v for v, hidden in zip(items, mask, strict=True) if not hidden]
 
 
-def _update(output: Any, accumulation: Accumulation) -> Any:
+def _update(output: OptimizerFunctionOutput, accumulation: Accumulation) -> tf.Operation:
     """Gradients of the loss, accumulated, and the optimizer's update with them."""
     opt = output.opt
     args, kwargs = output.apply_gradients_args or (), output.apply_gradients_kwargs or {}
@@ -271,7 +277,8 @@ def _update(output: Any, accumulation: Accumulation) -> Any:
         variables = [v for g, v in pairs if g is not None]
         _make_slots(opt, variables)
     else:
-        variables = output.variables or output.tape.watched_variables()
+        watched = () if output.tape is None else output.tape.watched_variables()
+        variables = list(output.variables or watched)
         pairs = list(zip(tf.gradients(output.loss, variables), variables, strict=True))
     if not variables:
         raise RuntimeError("No variables to optimize.")
@@ -296,7 +303,7 @@ def _outfed_gradients(
     return [outfeed.enqueue(dict(captured))]
 
 
-def _make_slots(opt: Any, variables: Sequence[Any]) -> None:
+def _make_slots(opt: tf.compat.v1.train.Optimizer, variables: Sequence[Any]) -> None:
     """Make an optimizer's slots outside of the branch that updates."""
     while hasattr(opt, "_opt"):
         opt = opt._opt

@@ -25,7 +25,7 @@ from podrun.tensorflow.sdk.shard_ops import SHARDING
 
 
 @contextlib.contextmanager
-def ipu_jit_scope(ipu_scope: Any) -> Iterator[None]:
+def ipu_jit_scope(ipu_scope: str) -> Iterator[None]:
     """Nothing: programs are compiled whole."""
     yield
 
@@ -38,9 +38,9 @@ def ipu_scope(device: str) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def ipu_shard(index: Any) -> Iterator[None]:
+def ipu_shard(index: int | list[int] | tuple[int, ...]) -> Iterator[None]:
     """Operations are on the IPU number ``index`` of the device, and carry it as an attribute for the compiler."""
-    ipus = list(index) if isinstance(index, (list, tuple)) else [index]
+    ipus: list[int] = list(index) if isinstance(index, (list, tuple)) else [index]
     kind = importlib.import_module("tensorflow.compiler.xla.xla_data_pb2").OpSharding
     sharding = kind(type=kind.MAXIMAL, tile_assignment_devices=ipus)
     attribute = tf.compat.v1.AttrValue(s=sharding.SerializeToString())
@@ -48,7 +48,7 @@ def ipu_shard(index: Any) -> Iterator[None]:
         if in_program():
             scopes.enter_context(at_place(max(ipus)))
         if not tf.executing_eagerly():
-            graph: Any = tf.compat.v1.get_default_graph()
+            graph: tf.Graph = tf.compat.v1.get_default_graph()
             scopes.enter_context(graph._attr_scope({SHARDING: attribute}))
         yield
 
@@ -64,7 +64,7 @@ def outside_compilation_scope(name: str = "outside") -> Iterator[None]:
     program = outermost_program()
     if program is None:
         raise ValueError("outside_compilation_scope is only allowed in XLA context")
-    graph: Any = tf.compat.v1.get_default_graph()
+    graph: tf.Graph = tf.compat.v1.get_default_graph()
     if OUTSIDE in graph._attr_scope_map:
         raise ValueError("Illegal nesting of outside_compilation_scope")
     if graph is not program:
@@ -80,12 +80,14 @@ FRONTEND_ATTRIBUTES_NAME = "_XlaFrontendAttributes"
 
 
 @contextlib.contextmanager
-def frontend_attribute(attribute_name: str, attribute_value: str, restore_to: Any = None) -> Iterator[None]:
+def frontend_attribute(
+    attribute_name: str, attribute_value: str, restore_to: str | None = None
+) -> Iterator[None]:
     """Operations inside carry an attribute for the compiler, which has no effect on numbers. ``restore_to``: its value
     for operations after the scope, if it had none before.
     """
     kind = importlib.import_module("tensorflow.compiler.xla.xla_data_pb2").FrontendAttributes
-    graph: Any = tf.compat.v1.get_default_graph()
+    graph: tf.Graph = tf.compat.v1.get_default_graph()
     saved, inside = kind(), kind()
     before = graph._attr_scope_map.get(FRONTEND_ATTRIBUTES_NAME)
     if before is not None:
@@ -118,7 +120,7 @@ def stochastic_rounding(override: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def partials_type(override_type: Any) -> Iterator[None]:
+def partials_type(override_type: tf.DType) -> Iterator[None]:
     """The type of partial sums: float16 or float32; sums are in float32."""
     name = tf.as_dtype(override_type).name
     if name not in ("float16", "float32"):

@@ -14,7 +14,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -36,6 +36,8 @@ from podrun.tensorflow.sdk.ipu_strategy import IPUStrategyV1
 
 EXECUTABLE = "executable.popef"
 """The file in a folder that `export_single_step` and its like write."""
+StatedSignature: TypeAlias = "tf.TensorSpec | Sequence[tf.TensorSpec] | None"
+"""A signature as programs state it: None where that of the function or of a dataset holds."""
 StepSignature = Sequence[tf.TensorSpec]
 
 
@@ -147,7 +149,12 @@ def checked_folder(export_dir: str, purge: bool) -> str:
     return export_dir
 
 
-def chosen_signature(step: Any, signature: Any, dataset: Any, what: str = "predict_step") -> StepSignature:
+def chosen_signature(
+    step: Callable[..., Any],
+    signature: StatedSignature,
+    dataset: tf.data.Dataset | None,
+    what: str = "predict_step",
+) -> StepSignature:
     """The signature of a step: as it is given, of a dataset's elements, or of the tf.function. ValueError for two or
     none of these and for open shapes, TypeError for what is no signature or dataset.
     """
@@ -176,7 +183,7 @@ def chosen_signature(step: Any, signature: Any, dataset: Any, what: str = "predi
     return specs
 
 
-def write_folder(steps: ServedSteps, export_dir: str, iterations: int) -> Any:
+def write_folder(steps: ServedSteps, export_dir: str, iterations: int) -> Callable[..., Any] | None:
     """Write the PopEF file and the SavedModel. Returns the function of the SavedModel's signature, or None."""
     if iterations < 1:
         raise ValueError(f"iterations must be at least 1, not {iterations}.")
@@ -187,7 +194,9 @@ def write_folder(steps: ServedSteps, export_dir: str, iterations: int) -> Any:
     return _write_saved_model(steps, predict, served.outputs, export_dir)
 
 
-def _write_saved_model(steps: ServedSteps, predict: Any, names: Sequence[str], export_dir: str) -> Any:
+def _write_saved_model(
+    steps: ServedSteps, predict: Callable[..., Any], names: Sequence[str], export_dir: str
+) -> Callable[..., Any] | None:
     signature = steps.before_signature or steps.signature
 
     def whole(*inputs: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -219,10 +228,11 @@ def _write_saved_model(steps: ServedSteps, predict: Any, names: Sequence[str], e
         autograph=False,
     )
     tf.saved_model.save(module, export_dir, signatures={"serving_default": module.serve})
-    return module.serve
+    served: Callable[..., Any] = module.serve
+    return served
 
 
-def under_strategy(model: Any) -> None:
+def under_strategy(model: tf.keras.Model) -> None:
     """ValueError for a Keras model that was not made under an IPU strategy."""
     if not isinstance(getattr(model, "distribute_strategy", None), IPUStrategyV1):
         raise ValueError(f"Model {model.name} was not created within an IPUStrategy.scope().")

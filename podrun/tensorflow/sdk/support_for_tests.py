@@ -13,6 +13,7 @@ import os
 import pathlib
 import shutil
 import tempfile
+import unittest
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -29,13 +30,16 @@ _PLENTY = 64
 
 
 def create_multi_increasing_dataset(
-    value: int, shapes: Any = None, dtypes: Any = None, repeat: bool = True
+    value: int,
+    shapes: Sequence[Sequence[int]] | None = None,
+    dtypes: Sequence[tf.DType] | None = None,
+    repeat: bool = True,
 ) -> tf.data.Dataset:
     """Elements 0 to ``value - 1``, each a tuple of tensors that are filled with the number."""
     chosen = shapes or [[1, 32, 32, 4], [1, 8]]
     kinds = dtypes or [tf.float32] * len(chosen)
 
-    def element(number: Any) -> Any:
+    def element(number: tf.Tensor) -> tuple[tf.Tensor, ...]:
         return tuple(
             tf.cast(tf.broadcast_to(number, shape), kind) for shape, kind in zip(chosen, kinds, strict=True)
         )
@@ -45,7 +49,11 @@ def create_multi_increasing_dataset(
 
 
 def create_dual_increasing_dataset(
-    value: int, data_shape: Any = None, label_shape: Any = None, dtype: Any = tf.float32, repeat: bool = True
+    value: int,
+    data_shape: Sequence[int] | None = None,
+    label_shape: Sequence[int] | None = None,
+    dtype: tf.DType = tf.float32,
+    repeat: bool = True,
 ) -> tf.data.Dataset:
     """Data and labels that are filled with the number of their element."""
     shapes = [data_shape or [1, 32, 32, 4], label_shape or [1, 8]]
@@ -53,7 +61,7 @@ def create_dual_increasing_dataset(
 
 
 def create_single_increasing_dataset(
-    value: int, shape: Any = None, dtype: Any = tf.float32, repeat: bool = True
+    value: int, shape: Sequence[int] | None = None, dtype: tf.DType = tf.float32, repeat: bool = True
 ) -> tf.data.Dataset:
     """Tensors that are filled with the number of their element."""
     shapes = [[1, 32, 32, 4] if shape is None else shape]
@@ -92,7 +100,7 @@ def has_ci_ipus() -> bool:
     return get_ci_num_ipus() > 0
 
 
-def skip_if_not_enough_ipus(self: Any, num_ipus: int) -> None:
+def skip_if_not_enough_ipus(self: unittest.TestCase, num_ipus: int) -> None:
     """Skip a test that takes more IPUs than there are."""
     if get_ci_num_ipus() < num_ipus:
         self.skipTest(f"Requested {num_ipus} IPUs, but only {get_ci_num_ipus()} are available.")
@@ -103,7 +111,7 @@ def uses_ipus(num_ipus: int, allow_ipu_model: bool = False, func: Callable[..., 
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
-        def decorated(self: Any, *args: Any, **kwargs: Any) -> Any:
+        def decorated(self: unittest.TestCase, *args: Any, **kwargs: Any) -> Any:
             if not allow_ipu_model:
                 skip_if_not_enough_ipus(self, num_ipus)
             return function(self, *args, **kwargs)

@@ -15,7 +15,7 @@ from podrun.tensorflow.sdk.config import configure_ipu_system as configure_ipu_s
 from podrun.tensorflow.sdk.config import reset_ipu_configuration as reset_ipu_configuration
 
 
-def move_variable_initialization_to_cpu(graph: Any = None) -> None:
+def move_variable_initialization_to_cpu(graph: tf.Graph | None = None) -> None:
     """Nothing: initialisers are on the host already."""
 
 
@@ -24,7 +24,7 @@ def reset_ipu_seed(
     device: str = "/device:IPU:0",
     cpu_device: str = "cpu",
     experimental_identical_replicas: bool = False,
-) -> Any:
+) -> tf.Operation | None:
     """Start the device's random numbers from ``seed``. In a graph an operation that does so."""
     ordinal = int(device.rpartition(":")[2])
     if experimental_identical_replicas and DEVICES.count(ordinal) > 1:
