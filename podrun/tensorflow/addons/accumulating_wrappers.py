@@ -8,8 +8,12 @@ import tensorflow as tf
 import tf_keras
 from tf_keras.optimizers.legacy import Optimizer
 
-from podrun.tensorflow.keras.accumulating_optimizers import GradientPairs, accumulated_update
-from podrun.tensorflow.sdk.gradient_accumulation import Accumulation, GradientAccumulationReductionMethod
+from podrun.tensorflow.keras.accumulating_optimizers import accumulated_update
+from podrun.tensorflow.sdk.gradient_accumulation import (
+    Accumulation,
+    GradientAccumulationReductionMethod,
+    GradientPairs,
+)
 
 
 class WrappedOptimizer(Optimizer):  # type: ignore[misc]

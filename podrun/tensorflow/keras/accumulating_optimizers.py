@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
-from podrun.tensorflow.sdk.gradient_accumulation import Accumulation
+from podrun.tensorflow.sdk.gradient_accumulation import Accumulation, GradientPairs
 from podrun.tensorflow.sdk.ipu_strategy import IPUStrategyV1, reduced_over_replicas
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ OPTIMIZER_NAMES = ("Adadelta", "Adagrad", "Adam", "Adamax", "Ftrl", "Nadam", "Op
 WhichAccumulation = Callable[[], Accumulation | None]
 _ACCUMULATING: dict[int, WhichAccumulation] = {}
 """Optimizer -> the accumulation of the model whose step is being traced."""
-GradientPairs = Sequence[tuple[tf.Tensor | None, tf.Variable]]
 Replacement = Callable[..., object]
 REPLACED: list[tuple[type, str, object]] = []
 """What `replace_method` has changed: class, name, and what the class itself had under the name."""
