@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from podrun.core.errors import DeadlineError, NotFoundError, ServiceError
 from podrun.launcher.output import OutputChannel
@@ -24,6 +24,9 @@ from podrun.launcher.process import Command, Ended, InstanceEvent, Printed, Proc
 from podrun.partition.host.discovery import remove_scratch
 from podrun.partition.host.guardian import Guardian, end_marked
 from podrun.partition.machines.ray_starts import ActorStart, start_together
+
+if TYPE_CHECKING:
+    from ray.actor import ActorHandle
 
 START_SECONDS = 60.0
 """Seconds for a host to start its actor."""
@@ -93,7 +96,9 @@ def event_of(plain: Sequence[Any]) -> InstanceEvent:
 class RemoteRunner:
     """The launcher's end of one host: a `supervise.Runner`. A thread fetches events and calls ``wake``."""
 
-    def __init__(self, ray: ModuleType, actor: Any, host: str, wake: Callable[[], None], log: Log) -> None:
+    def __init__(
+        self, ray: ModuleType, actor: ActorHandle, host: str, wake: Callable[[], None], log: Log
+    ) -> None:
         self.host = host
         self._ray, self._actor, self._wake, self._log = ray, actor, wake, log
         self._events: queue.SimpleQueue[InstanceEvent] = queue.SimpleQueue()

@@ -350,6 +350,7 @@ def test_a_shared_server_says_so(
         (["--shared", "--ray-address", "10.0.0.1:6379"], "a shared server listens on 127.0.0.1"),
         (["--admin", "root"], "--admin is for a server that others use"),
         (["--shared", "--admin", "no-such-user"], "there is no user 'no-such-user'"),
+        (["--ray-address", "10.0.0.1:6379", "--host", "0.0.0.0"], "--in-process runs machines without Ray"),
     ],
 )
 def test_sharing_that_cannot_be_is_refused(

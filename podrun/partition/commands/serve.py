@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from podrun.core.cluster import Cluster
     from podrun.partition.host.discovery import Registry, ServiceEntry
     from podrun.partition.machines.keeper import Keeper
+    from podrun.partition.machines.pool import MachinePool
+    from podrun.partition.machines.ray_pool import RayMachinePool
     from podrun.partition.machines.ray_session import RaySession
     from podrun.partition.server.access import FrontDesk
     from podrun.partition.server.service import Service
@@ -101,7 +103,7 @@ class ServerEnd:
 
 def _run(
     service: Service,
-    pool: Any,
+    pool: MachinePool,
     published: PublishedServer,
     stop: StopRequest,
     options: dict[str, Any],
@@ -110,7 +112,7 @@ def _run(
     host = options["host"]
     shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host
     if options["ray_address"] and not is_loopback(host) and shown == "127.0.0.1":
-        shown = pool.places.own_address()
+        shown = cast("RayMachinePool", pool).places.own_address()
     desk = access_of(options, service)
     sharing = desk.sharing
     port = service.start(host, options["port"], desk=desk)
@@ -181,11 +183,17 @@ class PublishedServer:
 
 def _machine_pool(
     cluster: Cluster, options: dict[str, Any], on_session: Callable[[RaySession], None], keeper: Keeper | None
-) -> Any:
+) -> MachinePool:
+    machine_options = sharing_of(options).machine_options()
     if options["in_process"]:
         from podrun.partition.machines.local_pool import LocalMachinePool
 
-        return LocalMachinePool(cluster, keep_spares=True, options=sharing_of(options).machine_options())
+        if options["ray_address"]:
+            raise UsageError(
+                "--in-process runs machines without Ray, and --ray-address names a cluster of Ray",
+                hint="Leave one of the two options out.",
+            )
+        return LocalMachinePool(cluster, keep_spares=True, options=machine_options)
     from podrun.partition.machines.ray_obstacles import check_installed
     from podrun.partition.machines.ray_pool import RayMachinePool
 
@@ -200,7 +208,7 @@ def _machine_pool(
         address=address,
         keep_spares=True,
         on_session=on_session,
-        options=sharing_of(options).machine_options(),
+        options=machine_options,
         keeper=keeper,
     )
 

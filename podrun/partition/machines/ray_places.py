@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from podrun.core.access import tls_asked_for
 from podrun.core.cluster import IPUS_PER_MACHINE, Cluster
@@ -28,6 +28,9 @@ from podrun.partition.machines.ray_starts import (
     machines_per_process,
     own_machines_per_process,
 )
+
+if TYPE_CHECKING:
+    from ray.actor import ActorHandle
 
 log = logging.getLogger("podrun.partition")
 
@@ -179,9 +182,9 @@ class ActorMachine:
     namespace: str
     agent: str
     alone: bool
-    actor: Any = None
+    actor: ActorHandle | None = None
 
-    def find(self, ray: ModuleType) -> Any:
+    def find(self, ray: ModuleType) -> ActorHandle:
         """Ray's handle of the actor."""
         return self.actor if self.actor is not None else ray.get_actor(self.name, self.namespace)
 

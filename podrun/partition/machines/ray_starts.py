@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import psutil
 
@@ -30,6 +30,9 @@ from podrun.core.cluster import Cluster
 from podrun.core.errors import DeadlineError, PodrunError, ServiceError, UsageError
 from podrun.core.identity import connect_tcp
 from podrun.core.terminal import report_step
+
+if TYPE_CHECKING:
+    from ray.actor import ActorHandle
 
 log = logging.getLogger("podrun.partition")
 
@@ -69,7 +72,7 @@ class RayCalls(Protocol):
 class ActorStart:
     """An actor that is starting. ``reply``: Ray's reference to its first answer."""
 
-    actor: Any
+    actor: ActorHandle
     reply: object
 
 
@@ -95,7 +98,7 @@ def death_before_running(said: str) -> ActorDeath | None:
     return ActorDeath(node["ip"] if node else "a node that Ray does not name", exit_["detail"].rstrip("."))
 
 
-def death_of_memory(ray: ModuleType, actor: Any) -> str:
+def death_of_memory(ray: ModuleType, actor: ActorHandle) -> str:
     """Ask Ray whether its memory monitor ended a machine's actor: a phrase that says so, or an empty text."""
     try:
         ray.get(actor.endpoints.remote(), timeout=WHY_SECONDS)

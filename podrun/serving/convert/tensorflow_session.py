@@ -11,11 +11,15 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from podrun.core.errors import MissingPackageError, NotFoundError, UsageError
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 Ends = dict[str, tuple[list[int], Any]]
 """Shape and dtype by name; a size that is open is the batch on axis 0, and 0 elsewhere."""
@@ -33,8 +37,9 @@ class TensorflowSession:
     def __init__(self, model: str | bytes | os.PathLike[str], batch: int | None = None) -> None:
         self._model, self._batch = model, batch
         self._names: dict[str, list[str]] = {}
-        self._graph: Any = None
-        self._session: Any = None
+        self._graph: tf.Graph
+        """There once the model is loaded."""
+        self._session: tf.compat.v1.Session | None = None
 
     def set_input_names(self, names: Sequence[str]) -> None:
         """The tensors that `run` is given values of. UsageError for one that the graph does not have."""
@@ -44,7 +49,7 @@ class TensorflowSession:
         """The tensors that `run` gives back. UsageError for one that the graph does not have."""
         self._set("outputs", names)
 
-    def load(self) -> Any:
+    def load(self) -> tf.compat.v1.Session:
         """Read the model; returns TensorFlow's own session."""
         if self._session is None:
             tf = _tensorflow()
@@ -92,12 +97,12 @@ class TensorflowSession:
         self.load()
         self._names[end] = [self._tensor(name).name for name in names]
 
-    def _inputs(self) -> list[Any]:
+    def _inputs(self) -> list[tf.Tensor]:
         if "inputs" in self._names:
             return [self._tensor(name) for name in self._names["inputs"]]
         return [op.outputs[0] for op in self._graph.get_operations() if op.type == "Placeholder"]
 
-    def _outputs(self) -> list[Any]:
+    def _outputs(self) -> list[tf.Tensor]:
         if "outputs" in self._names:
             return [self._tensor(name) for name in self._names["outputs"]]
         return [
@@ -107,13 +112,13 @@ class TensorflowSession:
             if op.type not in _WITHOUT_RESULT and not tensor.consumers()
         ]
 
-    def _tensor(self, name: str) -> Any:
+    def _tensor(self, name: str) -> tf.Tensor:
         try:
             return self._graph.get_tensor_by_name(name if ":" in name else f"{name}:0")
         except (KeyError, ValueError) as error:
             raise UsageError(f"the graph has no tensor {name!r}", hint="As in x:0.") from error
 
-    def _shape(self, tensor: Any) -> list[int]:
+    def _shape(self, tensor: tf.Tensor) -> list[int]:
         sizes = tensor.shape.as_list() if tensor.shape.rank is not None else []
         return [
             (self._batch or 0 if axis == 0 else 0) if size is None else int(size)
@@ -121,7 +126,7 @@ class TensorflowSession:
         ]
 
 
-def _tensorflow() -> Any:
+def _tensorflow() -> ModuleType:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     try:
         import tensorflow
@@ -129,10 +134,11 @@ def _tensorflow() -> Any:
         raise MissingPackageError(
             "a session of TensorFlow needs TensorFlow", hint="pip install 'podrun[tensorflow]'"
         ) from error
-    return tensorflow
+    module: ModuleType = tensorflow
+    return module
 
 
-def _frozen(tf: Any, model: str | bytes | os.PathLike[str]) -> Any:
+def _frozen(tf: ModuleType, model: str | bytes | os.PathLike[str]) -> tf.compat.v1.GraphDef:
     """The graph of a model with its weights in it. NotFoundError for a file that is not there, UsageError for one that
     holds none.
     """
@@ -155,7 +161,7 @@ def _frozen(tf: Any, model: str | bytes | os.PathLike[str]) -> Any:
     return definition
 
 
-def _of_saved_model(tf: Any, path: Path) -> Any:
+def _of_saved_model(tf: ModuleType, path: Path) -> tf.compat.v1.GraphDef:
     from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
     if not any((path / name).is_file() for name in ("saved_model.pb", "saved_model.pbtxt")):
