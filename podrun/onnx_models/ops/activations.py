@@ -10,29 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from podrun.numerics.precision import rounds_once
-from podrun.onnx_models.ops.common import Array, axis_in
+from podrun.onnx_models.ops.common import Array, Formula, axis_in, register_formulas
 from podrun.onnx_models.ops.registry import GRAPHCORE, ONNX, operator
 from podrun.runtime.graph import Node
 from podrun.runtime.operators import Context
-
-
-@operator(ONNX, "Relu", since=(1, 6, 13, 14))
-def onnx_relu(ctx: Context, node: Node, x: Array) -> Array:
-    """max(x, 0); the gradient at 0 is 0 (ONNX Relu)."""
-    return jnp.where(x > 0, x, jnp.zeros((), x.dtype))
-
-
-@operator(ONNX, "Sigmoid", since=(1, 6, 13))
-@rounds_once
-def onnx_sigmoid(ctx: Context, node: Node, x: Array) -> Array:
-    """1 / (1 + exp(-x)) (ONNX Sigmoid)."""
-    return jax.nn.sigmoid(x)
-
-
-@operator(ONNX, "LeakyRelu", since=(1, 6, 16))
-def onnx_leaky_relu(ctx: Context, node: Node, x: Array) -> Array:
-    """x, times ``alpha`` where negative (ONNX LeakyRelu)."""
-    return jnp.where(x >= 0, x, x * np.asarray(node.get("alpha", 0.01), x.dtype))
 
 
 @operator(ONNX, "PRelu", since=(1, 6, 7, 9, 16))
@@ -43,120 +24,91 @@ def prelu(ctx: Context, node: Node, x: Array, slope: Array) -> Array:
     return jnp.where(x < 0, x * slope, x)
 
 
-@operator(ONNX, "Elu", since=(1, 6, 22))
-@rounds_once
-def onnx_elu(ctx: Context, node: Node, x: Array) -> Array:
-    """x, or ``alpha`` * (exp(x) - 1) where negative (ONNX Elu)."""
-    return jnp.where(x > 0, x, np.asarray(node.get("alpha", 1.0), x.dtype) * jnp.expm1(jnp.minimum(x, 0)))
+def _elu(x: Array, *, alpha: Array = 1.0) -> Array:
+    return jnp.where(x > 0, x, alpha * jnp.expm1(jnp.minimum(x, 0)))
 
 
-@operator(ONNX, "Celu", since=(12, 28))
-@rounds_once
-def onnx_celu(ctx: Context, node: Node, x: Array) -> Array:
-    """max(x, 0) + min(0, ``alpha`` * (exp(x / alpha) - 1)) (ONNX Celu)."""
-    alpha = np.asarray(node.get("alpha", 1.0), x.dtype)
-    return jnp.maximum(x, 0) + alpha * jnp.expm1(jnp.minimum(x, 0) / alpha)
+def _selu(
+    x: Array, *, alpha: Array = 1.67326319217681884765625, gamma: Array = 1.05070102214813232421875
+) -> Array:
+    return gamma * _elu(x, alpha=alpha)
 
 
-@operator(ONNX, "Selu", since=(1, 6, 22))
-@rounds_once
-def onnx_selu(ctx: Context, node: Node, x: Array) -> Array:
-    """``gamma`` * x, or gamma * ``alpha`` * (exp(x) - 1) where negative (ONNX Selu)."""
-    alpha = np.asarray(node.get("alpha", 1.67326319217681884765625), x.dtype)
-    gamma = np.asarray(node.get("gamma", 1.05070102214813232421875), x.dtype)
-    return gamma * jnp.where(x > 0, x, alpha * jnp.expm1(jnp.minimum(x, 0)))
-
-
-@operator(ONNX, "ThresholdedRelu", since=(10, 22))
-def thresholded_relu(ctx: Context, node: Node, x: Array) -> Array:
-    """x where greater than ``alpha``, else 0 (ONNX ThresholdedRelu)."""
-    return jnp.where(x > np.asarray(node.get("alpha", 1.0), x.dtype), x, jnp.zeros((), x.dtype))
-
-
-@operator(ONNX, "HardSigmoid", since=(1, 6, 22))
-@rounds_once
-def onnx_hard_sigmoid(ctx: Context, node: Node, x: Array) -> Array:
-    """``alpha`` * x + ``beta`` within [0, 1] (ONNX HardSigmoid)."""
-    alpha, beta = (np.asarray(node.get(n, d), x.dtype) for n, d in (("alpha", 0.2), ("beta", 0.5)))
-    return jnp.clip(alpha * x + beta, 0, 1)
-
-
-@operator(ONNX, "HardSwish", since=(14, 22))
-@rounds_once
-def onnx_hard_swish(ctx: Context, node: Node, x: Array) -> Array:
-    """x times HardSigmoid with alpha 1/6 and beta 1/2 (ONNX HardSwish)."""
-    return x * jnp.clip(x * np.asarray(1 / 6, x.dtype) + np.asarray(0.5, x.dtype), 0, 1)
-
-
-@operator(ONNX, "Softplus", since=(1, 22))
-@rounds_once
-def onnx_softplus(ctx: Context, node: Node, x: Array) -> Array:
-    """log(1 + exp(x)) (ONNX Softplus)."""
-    return jax.nn.softplus(x)
-
-
-@operator(ONNX, "Softsign", since=(1, 22))
-@rounds_once
-def softsign(ctx: Context, node: Node, x: Array) -> Array:
-    """x / (1 + abs(x)) (ONNX Softsign)."""
-    return x / (1 + jnp.abs(x))
-
-
-@operator(ONNX, "Mish", since=(18, 22))
-@rounds_once
-def onnx_mish(ctx: Context, node: Node, x: Array) -> Array:
-    """x * tanh(softplus(x)) (ONNX Mish)."""
-    return x * jnp.tanh(jax.nn.softplus(x))
-
-
-@operator(ONNX, "Shrink", since=(9,))
-def shrink(ctx: Context, node: Node, x: Array) -> Array:
-    """x moved toward 0 by ``bias`` where abs(x) > ``lambd``, else 0 (ONNX Shrink)."""
-    lambd = np.asarray(node.get("lambd", 0.5)).astype(x.dtype)
-    bias = np.asarray(node.get("bias", 0.0)).astype(x.dtype)
+def _shrunk(x: Array, *, lambd: Array = 0.5, bias: Array = 0.0) -> Array:
     return jnp.where(x < -lambd, x + bias, jnp.where(x > lambd, x - bias, jnp.zeros((), x.dtype)))
 
 
-@operator(ONNX, "Gelu", since=(20,))
-@rounds_once
-def onnx_gelu(ctx: Context, node: Node, x: Array) -> Array:
-    """x times the normal distribution function at x, exactly or by ``approximate="tanh"`` (ONNX Gelu)."""
-    return jax.nn.gelu(x, approximate=node.get("approximate", "none") == "tanh")
-
-
-@operator(ONNX, "Swish", since=(24,))
-@rounds_once
-def swish(ctx: Context, node: Node, x: Array) -> Array:
-    """x * sigmoid(``alpha`` * x) (ONNX Swish)."""
-    return x * jax.nn.sigmoid(np.asarray(node.get("alpha", 1.0), x.dtype) * x)
-
-
-@operator(GRAPHCORE, "Swish")
-@rounds_once
-def graphcore_swish(ctx: Context, node: Node, x: Array) -> Array:
-    """x * sigmoid(x) (PopART Swish)."""
-    return x * jax.nn.sigmoid(x)
-
-
-@operator(GRAPHCORE, "Gelu")
-@rounds_once
-def graphcore_gelu(ctx: Context, node: Node, x: Array) -> Array:
-    """Gelu by its tanh approximation, as poplibs computes it (PopART Gelu)."""
-    return jax.nn.gelu(x, approximate=True)
-
-
-@operator(GRAPHCORE, "GeluErf")
-@rounds_once
-def gelu_erf(ctx: Context, node: Node, x: Array) -> Array:
-    """Gelu by the error function (PopART GeluErf)."""
-    return jax.nn.gelu(x, approximate=False)
-
-
-@operator(ONNX, "SwiGLU", since=(28,))
-@rounds_once
-def swiglu(ctx: Context, node: Node, a: Array, b: Array) -> Array:
-    """Swish(a) * b (ONNX SwiGLU)."""
-    return a * jax.nn.sigmoid(np.asarray(node.get("alpha", 1.0), a.dtype) * a) * b
+register_formulas(
+    ONNX,
+    {
+        "Sigmoid": Formula("1 / (1 + exp(-x))", jax.nn.sigmoid, (1, 6, 13)),
+        "Elu": Formula("x, or ``alpha`` * (exp(x) - 1) where negative", _elu, (1, 6, 22)),
+        "Celu": Formula(
+            "max(x, 0) + min(0, ``alpha`` * (exp(x / alpha) - 1))",
+            lambda x, *, alpha=1.0: jnp.maximum(x, 0) + alpha * jnp.expm1(jnp.minimum(x, 0) / alpha),
+            (12, 28),
+        ),
+        "Selu": Formula("``gamma`` times Elu with ``alpha``", _selu, (1, 6, 22)),
+        "HardSigmoid": Formula(
+            "``alpha`` * x + ``beta`` within [0, 1]",
+            lambda x, *, alpha=0.2, beta=0.5: jnp.clip(alpha * x + beta, 0, 1),
+            (1, 6, 22),
+        ),
+        "HardSwish": Formula(
+            "x times HardSigmoid with alpha 1/6 and beta 1/2",
+            lambda x, *, alpha=1 / 6, beta=0.5: x * jnp.clip(x * alpha + beta, 0, 1),
+            (14, 22),
+        ),
+        "Softplus": Formula("log(1 + exp(x))", jax.nn.softplus, (1, 22)),
+        "Softsign": Formula("x / (1 + abs(x))", lambda x: x / (1 + jnp.abs(x)), (1, 22)),
+        "Mish": Formula("x * tanh(softplus(x))", lambda x: x * jnp.tanh(jax.nn.softplus(x)), (18, 22)),
+        "Gelu": Formula(
+            'x times the normal distribution function at x, exactly or by ``approximate="tanh"``',
+            lambda x, *, approximate="none": jax.nn.gelu(x, approximate=approximate == "tanh"),
+            (20,),
+        ),
+        "Swish": Formula(
+            "x * sigmoid(``alpha`` * x)", lambda x, *, alpha=1.0: x * jax.nn.sigmoid(alpha * x), (24,)
+        ),
+        "SwiGLU": Formula(
+            "Swish(a) * b", lambda a, b, *, alpha=1.0: a * jax.nn.sigmoid(alpha * a) * b, (28,)
+        ),
+    },
+    around=rounds_once,
+)
+register_formulas(
+    GRAPHCORE,
+    {
+        "Swish": Formula("x * sigmoid(x)", lambda x: x * jax.nn.sigmoid(x)),
+        "Gelu": Formula(
+            "Gelu by its tanh approximation, as poplibs computes it",
+            lambda x: jax.nn.gelu(x, approximate=True),
+        ),
+        "GeluErf": Formula("Gelu by the error function", lambda x: jax.nn.gelu(x, approximate=False)),
+    },
+    around=rounds_once,
+)
+register_formulas(
+    ONNX,
+    {
+        "Relu": Formula(
+            "max(x, 0); the gradient at 0 is 0",
+            lambda x: jnp.where(x > 0, x, jnp.zeros((), x.dtype)),
+            (1, 6, 13, 14),
+        ),
+        "LeakyRelu": Formula(
+            "x, times ``alpha`` where negative",
+            lambda x, *, alpha=0.01: jnp.where(x >= 0, x, x * alpha),
+            (1, 6, 16),
+        ),
+        "ThresholdedRelu": Formula(
+            "x where greater than ``alpha``, else 0",
+            lambda x, *, alpha=1.0: jnp.where(x > alpha, x, jnp.zeros((), x.dtype)),
+            (10, 22),
+        ),
+        "Shrink": Formula("x moved toward 0 by ``bias`` where abs(x) > ``lambd``, else 0", _shrunk, (9,)),
+    },
+)
 
 
 HALF_TERMS = 65504

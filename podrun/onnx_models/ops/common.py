@@ -1,15 +1,18 @@
-"""Small things that operators share: axes, dtypes, the size of what is folded."""
+"""Small things that operators share: axes, dtypes, the size of what is folded, tables of formulas."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from podrun.core.errors import InputMismatch, UnsupportedError
-from podrun.runtime.operators import Context
+from podrun.onnx_models.ops.registry import ONNX, operator
+from podrun.runtime.graph import Node
+from podrun.runtime.operators import Context, OperatorFunction
 from podrun.runtime.traced_tensor import device_dtype
 
 Array = Any
@@ -78,3 +81,46 @@ def fold_module(ctx: Context, shape: Iterable[int]) -> Any:
     if count > 2**62:
         raise InputMismatch(f"shape {sizes} has more elements than can be counted")
     return ctx.xp if count <= MOST_FOLDED else jnp
+
+
+@dataclass(frozen=True, slots=True)
+class Formula:
+    """An operator that is one expression of its inputs, for `register_formulas`.
+
+    ``compute``: a function of the inputs, whose keyword-only parameters are attributes of the node (numbers in the
+    type of the first input), or the name of a function that NumPy and JAX share.
+    """
+
+    meaning: str
+    compute: Callable[..., Array] | str
+    since: tuple[int, ...] = (1,)
+    folds: bool = False
+
+    def of_node(self, ctx: Context, node: Node, *inputs: Array) -> Array:
+        """The operator's result."""
+        if isinstance(self.compute, str):
+            return getattr(ctx.xp, self.compute)(*inputs)
+        defaults = getattr(self.compute, "__kwdefaults__", None) or {}
+        attributes = {name: node.get(name, default) for name, default in defaults.items()}
+        dtype = inputs[0].dtype
+        return self.compute(
+            *inputs,
+            **{n: v if isinstance(v, str) else np.asarray(v, dtype) for n, v in attributes.items()},
+        )
+
+
+def register_formulas(
+    domain: str,
+    formulas: Mapping[str, Formula],
+    around: Callable[[OperatorFunction], OperatorFunction] | None = None,
+) -> None:
+    """Register formulas by the operators' names. ``around``: what checks or prepares inputs, or rounds results."""
+    for name, formula in formulas.items():
+
+        def apply(ctx: Context, node: Node, *inputs: Array, formula: Formula = formula) -> Array:
+            return formula.of_node(ctx, node, *inputs)
+
+        function = around(apply) if around else apply
+        function.__name__ = name.lower()
+        function.__doc__ = f"{formula.meaning} ({'ONNX' if domain == ONNX else 'PopART'} {name})."
+        operator(domain, name, formula.since, folds=formula.folds)(function)

@@ -12,10 +12,10 @@ import numpy as np
 from podrun.core.errors import InputMismatch
 from podrun.numerics.gradients import absolute, with_gradient
 from podrun.numerics.precision import is_float, rounds_once
-from podrun.onnx_models.ops.common import Array, same_dtype
+from podrun.onnx_models.ops.common import Array, Formula, register_formulas, same_dtype
 from podrun.onnx_models.ops.registry import GRAPHCORE, ONNX, operator
 from podrun.runtime.graph import Node
-from podrun.runtime.operators import Context
+from podrun.runtime.operators import Context, OperatorFunction
 
 
 def _aligned(node: Node, a: Array, b: Array) -> tuple[Array, Array]:
@@ -31,25 +31,56 @@ def _aligned(node: Node, a: Array, b: Array) -> tuple[Array, Array]:
     return a, b
 
 
-@operator(ONNX, "Add", since=(1, 6, 7, 13, 14), folds=True)
-def onnx_add(ctx: Context, node: Node, a: Array, b: Array) -> Array:
-    """a + b, broadcast (ONNX Add)."""
-    a, b = _aligned(node, a, b)
-    return a + b
+def _lined_up(apply: OperatorFunction) -> OperatorFunction:
+    return lambda ctx, node, a, b: apply(ctx, node, *_aligned(node, a, b))
 
 
-@operator(ONNX, "Sub", since=(1, 6, 7, 13, 14), folds=True)
-def sub(ctx: Context, node: Node, a: Array, b: Array) -> Array:
-    """a - b, broadcast (ONNX Sub)."""
-    a, b = _aligned(node, a, b)
-    return a - b
+def _of_one_type(apply: OperatorFunction) -> OperatorFunction:
+    def checked(ctx: Context, node: Node, *inputs: Array) -> Array:
+        same_dtype(*inputs)
+        return apply(ctx, node, *inputs)
+
+    return checked
 
 
-@operator(ONNX, "Mul", since=(1, 6, 7, 13, 14), folds=True)
-def mul(ctx: Context, node: Node, a: Array, b: Array) -> Array:
-    """a * b, broadcast (ONNX Mul)."""
-    a, b = _aligned(node, a, b)
-    return a * b
+_ARITHMETIC = (1, 6, 7, 13, 14)
+register_formulas(
+    ONNX,
+    {
+        "Add": Formula("a + b, broadcast", lambda a, b: a + b, _ARITHMETIC, folds=True),
+        "Sub": Formula("a - b, broadcast", lambda a, b: a - b, _ARITHMETIC, folds=True),
+        "Mul": Formula("a * b, broadcast", lambda a, b: a * b, _ARITHMETIC, folds=True),
+        "Equal": Formula("True where a == b, broadcast", "equal", (1, 7, 11, 13, 19), folds=True),
+        "Greater": Formula("True where a > b, broadcast", "greater", (1, 7, 9, 13), folds=True),
+        "GreaterOrEqual": Formula("True where a >= b, broadcast", "greater_equal", (12, 16), folds=True),
+        "Less": Formula("True where a < b, broadcast", "less", (1, 7, 9, 13), folds=True),
+        "LessOrEqual": Formula("True where a <= b, broadcast", "less_equal", (12, 16), folds=True),
+        "And": Formula("True where a and b, broadcast", "logical_and", (1, 7), folds=True),
+        "Or": Formula("True where a or b, broadcast", "logical_or", (1, 7), folds=True),
+        "Xor": Formula("True where a or b, but not both, broadcast", "logical_xor", (1, 7), folds=True),
+    },
+    around=_lined_up,
+)
+register_formulas(
+    GRAPHCORE,
+    {
+        "Fmod": Formula("C's fmod: the remainder with the sign of a, broadcast", jnp.fmod),
+        "Remainder": Formula("Python's %: the remainder with the sign of b, broadcast", jnp.mod),
+        "Atan2": Formula("Angle of the point (x, y), broadcast", jnp.arctan2),
+        "BitwiseXnor": Formula("Bits that agree", lambda a, b: jnp.invert(jnp.bitwise_xor(a, b))),
+    },
+    around=_of_one_type,
+)
+register_formulas(
+    ONNX,
+    {
+        "Neg": Formula("-x", lambda x: -x, (1, 6, 13), folds=True),
+        "Sign": Formula("-1, 0 or 1", "sign", (9, 13), folds=True),
+        "Not": Formula("Logical negation", "logical_not", folds=True),
+        "Reciprocal": Formula("1 / x", lambda x: np.asarray(1, x.dtype) / x, (1, 6, 13)),
+        "IsNaN": Formula("True where x is not a number", jnp.isnan, (9, 13, 20)),
+    },
+)
 
 
 @operator(ONNX, "Div", since=(1, 6, 7, 13, 14), folds=True)
@@ -97,20 +128,6 @@ def mod(ctx: Context, node: Node, a: Array, b: Array) -> Array:
     return ctx.xp.mod(a, b)
 
 
-@operator(GRAPHCORE, "Fmod")
-def fmod(ctx: Context, node: Node, a: Array, b: Array) -> Array:
-    """C's fmod: the remainder with the sign of a, broadcast (PopART Fmod)."""
-    same_dtype(a, b)
-    return jnp.fmod(a, b)
-
-
-@operator(GRAPHCORE, "Remainder")
-def remainder(ctx: Context, node: Node, a: Array, b: Array) -> Array:
-    """Python's %: the remainder with the sign of b, broadcast (PopART Remainder)."""
-    same_dtype(a, b)
-    return jnp.mod(a, b)
-
-
 @operator(ONNX, "Sum", since=(1, 6, 8, 13), folds=True)
 def sum_(ctx: Context, node: Node, *inputs: Array) -> Array:
     """Sum of all inputs, broadcast (ONNX Sum)."""
@@ -150,22 +167,10 @@ def _to_equals(ctx: Context, result: Array, inputs: tuple[Array, ...]) -> Array:
     return with_gradient(result, functools.reduce(jnp.add, (jnp.where(x == result, x, zero) for x in inputs)))
 
 
-@operator(ONNX, "Neg", since=(1, 6, 13), folds=True)
-def neg(ctx: Context, node: Node, x: Array) -> Array:
-    """-x (ONNX Neg)."""
-    return -x
-
-
 @operator(ONNX, "Abs", since=(1, 6, 13), folds=True)
 def abs_(ctx: Context, node: Node, x: Array) -> Array:
     """abs(x); the gradient at 0 is 0 (ONNX Abs)."""
     return absolute(x) if ctx.xp is jnp and is_float(x) else ctx.xp.abs(x)
-
-
-@operator(ONNX, "Sign", since=(9, 13), folds=True)
-def sign(ctx: Context, node: Node, x: Array) -> Array:
-    """-1, 0 or 1 (ONNX Sign)."""
-    return ctx.xp.sign(x)
 
 
 @operator(GRAPHCORE, "Scale")
@@ -185,61 +190,48 @@ def scaled_add(
     return first * a + second * b
 
 
-@operator(GRAPHCORE, "Atan2")
-def atan2(ctx: Context, node: Node, y: Array, x: Array) -> Array:
-    """Angle of the point (x, y), broadcast (PopART Atan2)."""
-    same_dtype(y, x)
-    return jnp.arctan2(y, x)
+_TRIGONOMETRIC, _HYPERBOLIC = (7, 22), (9, 22)
 
 
-def _unary(
-    domain: str, name: str, since: tuple[int, ...], function: str, meaning: str, folds: bool = False
-) -> None:
-    """Register a function that NumPy and JAX share under one name; halves are computed in float32."""
-
-    def apply(ctx: Context, node: Node, x: Array) -> Array:
-        return getattr(ctx.xp, function)(x).astype(x.dtype)
-
-    apply.__doc__ = f"{meaning}, element by element ({'ONNX' if domain == ONNX else 'PopART'} {name})."
-    apply.__name__ = name.lower()
-    operator(domain, name, since, folds=folds)(rounds_once(apply))
+def _in_its_type(apply: OperatorFunction) -> OperatorFunction:
+    """Halves are computed in float32; the result has the type of x."""
+    return rounds_once(lambda ctx, node, x: apply(ctx, node, x).astype(x.dtype))
 
 
-for _name, _since, _function, _meaning, _folds in (
-    ("Exp", (1, 6, 13), "exp", "e to the power x", False),
-    ("Log", (1, 6, 13), "log", "Natural logarithm", False),
-    ("Sqrt", (1, 6, 13), "sqrt", "Square root", True),
-    ("Floor", (1, 6, 13), "floor", "Greatest integer not above x", True),
-    ("Ceil", (1, 6, 13), "ceil", "Least integer not below x", True),
-    ("Round", (11, 22), "round", "Nearest integer, halves to even", True),
-    ("Sin", (7, 22), "sin", "Sine", False),
-    ("Cos", (7, 22), "cos", "Cosine", False),
-    ("Tan", (7, 22), "tan", "Tangent", False),
-    ("Asin", (7, 22), "arcsin", "Inverse sine", False),
-    ("Acos", (7, 22), "arccos", "Inverse cosine", False),
-    ("Atan", (7, 22), "arctan", "Inverse tangent", False),
-    ("Sinh", (9, 22), "sinh", "Hyperbolic sine", False),
-    ("Cosh", (9, 22), "cosh", "Hyperbolic cosine", False),
-    ("Asinh", (9, 22), "arcsinh", "Inverse hyperbolic sine", False),
-    ("Acosh", (9, 22), "arccosh", "Inverse hyperbolic cosine", False),
-    ("Atanh", (9, 22), "arctanh", "Inverse hyperbolic tangent", False),
-    ("Tanh", (1, 6, 13), "tanh", "Hyperbolic tangent", False),
-):
-    _unary(ONNX, _name, _since, _function, _meaning, _folds)
-
-for _name, _function, _meaning in (
-    ("Expm1", "expm1", "e to the power x, minus 1"),
-    ("Log1p", "log1p", "Natural logarithm of 1 + x"),
-    ("Round", "round", "Nearest integer"),
-    ("NearbyInt", "round", "Nearest integer, halves to even"),
-):
-    _unary(GRAPHCORE, _name, (1,), _function, _meaning)
-
-
-@operator(ONNX, "Reciprocal", since=(1, 6, 13))
-def reciprocal(ctx: Context, node: Node, x: Array) -> Array:
-    """1 / x (ONNX Reciprocal)."""
-    return np.asarray(1, x.dtype) / x
+register_formulas(
+    ONNX,
+    {
+        "Exp": Formula("e to the power x", "exp", (1, 6, 13)),
+        "Log": Formula("Natural logarithm", "log", (1, 6, 13)),
+        "Sqrt": Formula("Square root", "sqrt", (1, 6, 13), folds=True),
+        "Floor": Formula("Greatest integer not above x", "floor", (1, 6, 13), folds=True),
+        "Ceil": Formula("Least integer not below x", "ceil", (1, 6, 13), folds=True),
+        "Round": Formula("Nearest integer, halves to even", "round", (11, 22), folds=True),
+        "Sin": Formula("Sine", "sin", _TRIGONOMETRIC),
+        "Cos": Formula("Cosine", "cos", _TRIGONOMETRIC),
+        "Tan": Formula("Tangent", "tan", _TRIGONOMETRIC),
+        "Asin": Formula("Inverse sine", "arcsin", _TRIGONOMETRIC),
+        "Acos": Formula("Inverse cosine", "arccos", _TRIGONOMETRIC),
+        "Atan": Formula("Inverse tangent", "arctan", _TRIGONOMETRIC),
+        "Sinh": Formula("Hyperbolic sine", "sinh", _HYPERBOLIC),
+        "Cosh": Formula("Hyperbolic cosine", "cosh", _HYPERBOLIC),
+        "Asinh": Formula("Inverse hyperbolic sine", "arcsinh", _HYPERBOLIC),
+        "Acosh": Formula("Inverse hyperbolic cosine", "arccosh", _HYPERBOLIC),
+        "Atanh": Formula("Inverse hyperbolic tangent", "arctanh", _HYPERBOLIC),
+        "Tanh": Formula("Hyperbolic tangent", "tanh", (1, 6, 13)),
+    },
+    around=_in_its_type,
+)
+register_formulas(
+    GRAPHCORE,
+    {
+        "Expm1": Formula("e to the power x, minus 1", "expm1"),
+        "Log1p": Formula("Natural logarithm of 1 + x", "log1p"),
+        "Round": Formula("Nearest integer", "round"),
+        "NearbyInt": Formula("Nearest integer, halves to even", "round"),
+    },
+    around=_in_its_type,
+)
 
 
 @operator(ONNX, "Erf", since=(9, 13))
@@ -251,12 +243,6 @@ def erf(ctx: Context, node: Node, x: Array) -> Array:
     return jax.scipy.special.erf(x.astype(jnp.float32)).astype(x.dtype)
 
 
-@operator(ONNX, "IsNaN", since=(9, 13, 20))
-def isnan(ctx: Context, node: Node, x: Array) -> Array:
-    """True where x is not a number (ONNX IsNaN)."""
-    return jnp.isnan(x)
-
-
 @operator(ONNX, "IsInf", since=(10, 20))
 def isinf(ctx: Context, node: Node, x: Array) -> Array:
     """True where x is infinite of a sign asked for (ONNX IsInf)."""
@@ -265,62 +251,18 @@ def isinf(ctx: Context, node: Node, x: Array) -> Array:
     return positive | negative
 
 
-def _comparison(name: str, since: tuple[int, ...], function: str, sign: str) -> None:
-    def apply(ctx: Context, node: Node, a: Array, b: Array) -> Array:
-        a, b = _aligned(node, a, b)
-        return getattr(ctx.xp, function)(a, b)
-
-    apply.__doc__ = f"True where a {sign} b, broadcast (ONNX {name})."
-    apply.__name__ = name.lower()
-    operator(ONNX, name, since, folds=True)(apply)
-
-
-_Comparison = tuple[str, tuple[int, ...], str, str]
-_comparisons: tuple[_Comparison, ...] = (
-    ("Equal", (1, 7, 11, 13, 19), "equal", "=="),
-    ("Greater", (1, 7, 9, 13), "greater", ">"),
-    ("GreaterOrEqual", (12, 16), "greater_equal", ">="),
-    ("Less", (1, 7, 9, 13), "less", "<"),
-    ("LessOrEqual", (12, 16), "less_equal", "<="),
-    ("And", (1, 7), "logical_and", "and"),
-    ("Or", (1, 7), "logical_or", "or"),
-    ("Xor", (1, 7), "logical_xor", "xor"),
+_BITS = (
+    ("BitwiseAnd", "Bits set in both", "bitwise_and"),
+    ("BitwiseOr", "Bits set in either", "bitwise_or"),
+    ("BitwiseXor", "Bits that differ", "bitwise_xor"),
+    ("BitwiseNot", "Bits that are not set", "invert"),
 )
-for _title, _versions, _function, _sign in _comparisons:
-    _comparison(_title, _versions, _function, _sign)
-
-
-@operator(ONNX, "Not", since=(1,), folds=True)
-def not_(ctx: Context, node: Node, x: Array) -> Array:
-    """Logical negation (ONNX Not)."""
-    return ctx.xp.logical_not(x)
-
-
-def _bitwise(names: tuple[tuple[str, str], ...], function: str) -> None:
-    for domain, name in names:
-
-        def apply(ctx: Context, node: Node, *inputs: Array) -> Array:
-            same_dtype(*inputs)
-            return getattr(ctx.xp, function)(*inputs)
-
-        apply.__doc__ = (
-            f"{name} of integers, bit by bit, broadcast ({'ONNX' if domain == ONNX else 'PopART'} {name})."
-        )
-        apply.__name__ = name.lower()
-        operator(domain, name, since=(18,) if domain == ONNX else (1,), folds=True)(apply)
-
-
-_bitwise(((ONNX, "BitwiseAnd"), (GRAPHCORE, "BitwiseAnd")), "bitwise_and")
-_bitwise(((ONNX, "BitwiseOr"), (GRAPHCORE, "BitwiseOr")), "bitwise_or")
-_bitwise(((ONNX, "BitwiseXor"), (GRAPHCORE, "BitwiseXor")), "bitwise_xor")
-_bitwise(((ONNX, "BitwiseNot"), (GRAPHCORE, "BitwiseNot")), "invert")
-
-
-@operator(GRAPHCORE, "BitwiseXnor")
-def bitwise_xnor(ctx: Context, node: Node, a: Array, b: Array) -> Array:
-    """Bits that agree (PopART BitwiseXnor)."""
-    same_dtype(a, b)
-    return jnp.invert(jnp.bitwise_xor(a, b))
+for _domain, _since in ((ONNX, (18,)), (GRAPHCORE, (1,))):
+    register_formulas(
+        _domain,
+        {name: Formula(meaning, function, _since, folds=True) for name, meaning, function in _BITS},
+        around=_of_one_type,
+    )
 
 
 @operator(ONNX, "BitShift", since=(11, 28))
