@@ -37,10 +37,11 @@ class OptionGroup:
         if self._is_frozen:
             raise AttributeError(f"{FROZEN}" + (f" (option {option})" if option else ""))
 
-    def set(self, **values: object) -> None:
-        """Set values by name."""
+    def set(self: G, **values: object) -> G:
+        """Set values by name. Returns the group itself, as setters do."""
         for name, value in values.items():
             self._set_checked(name, value)
+        return self
 
     def _set_checked(self, name: str, value: object) -> None:
         self.checkIsFrozen(name)
@@ -121,3 +122,9 @@ class OptionGroup:
 
 def _bool_for_int(value: object, kinds: tuple[type, ...]) -> bool:
     return isinstance(value, bool) and bool not in kinds and int in kinds
+
+
+def check_flag(setter: str, value: object) -> None:
+    """ArgumentError unless the value that a setter was given is True or False."""
+    if not isinstance(value, bool):
+        raise ArgumentError(f"{setter} takes True or False")

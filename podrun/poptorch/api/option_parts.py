@@ -9,7 +9,7 @@ import torch
 
 from podrun.core.environment import OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE, environment
 from podrun.poptorch.api.enums import MeanReductionStrategy, ReductionType
-from podrun.poptorch.api.option_group import OptionGroup
+from podrun.poptorch.api.option_group import OptionGroup, check_flag
 from podrun.poptorch.api.signatures import checks_methods
 from podrun.poptorch.api.tensor_locations import (
     TensorLocationOptions as TensorLocationOptions,  # Saved models name it.
@@ -47,15 +47,13 @@ class TrainingOptions(OptionGroup):
         """Set the micro-batches whose gradients one weight update uses."""
         if isinstance(gradient_accumulation, int) and gradient_accumulation <= 0:
             raise ArgumentError("gradientAccumulation must be above 0")
-        self.set(gradient_accumulation=gradient_accumulation)
-        return self
+        return self.set(gradient_accumulation=gradient_accumulation)
 
     def accumulationAndReplicationReductionType(self, reduction_type: ReductionType) -> TrainingOptions:
         """Set whether gradients of micro-batches and replicas are added or averaged. ValueError for anything else."""
         if not isinstance(reduction_type, ReductionType) or reduction_type == ReductionType.NoReduction:
             raise ValueError("reduction_type must be poptorch.ReductionType.Mean or Sum")
-        self.set(accumulation_and_replication_reduction_type=reduction_type)
-        return self
+        return self.set(accumulation_and_replication_reduction_type=reduction_type)
 
     def setMeanAccumulationAndReplicationReductionStrategy(
         self, mean_reduction_strategy: MeanReductionStrategy
@@ -67,13 +65,11 @@ class TrainingOptions(OptionGroup):
 
     def setAutomaticLossScaling(self, enabled: bool) -> TrainingOptions:
         """Set whether the loss scaling follows the gradients."""
-        self.set(auto_loss_scaling=enabled)
-        return self
+        return self.set(auto_loss_scaling=enabled)
 
     def setConvolutionDithering(self, enabled: bool) -> TrainingOptions:
         """Spread convolutions over tiles. Accepted; no effect on numbers."""
-        self.set(convolution_dithering=enabled)
-        return self
+        return self.set(convolution_dithering=enabled)
 
 
 @checks_methods("setPartialsType", "runningStatisticsAlwaysFloat")
@@ -85,17 +81,13 @@ class PrecisionOptions(OptionGroup):
 
     def enableFloatingPointExceptions(self, enabled: bool) -> PrecisionOptions:
         """Set whether division by zero, overflow and NaN end a run."""
-        if not isinstance(enabled, bool):
-            raise ArgumentError("enableFloatingPointExceptions takes True or False")
-        self.set(floating_point_exceptions=enabled)
-        return self
+        check_flag("enableFloatingPointExceptions", enabled)
+        return self.set(floating_point_exceptions=enabled)
 
     def enableStochasticRounding(self, enabled: bool) -> PrecisionOptions:
         """Set whether halves are rounded at random."""
-        if not isinstance(enabled, bool):
-            raise ArgumentError("enableStochasticRounding takes True or False")
-        self.set(stochastic_rounding=enabled)
-        return self
+        check_flag("enableStochasticRounding", enabled)
+        return self.set(stochastic_rounding=enabled)
 
     def setPartialsType(self, dtype: torch.dtype) -> PrecisionOptions:
         """Set the type in which products and convolutions add up: torch.float or torch.half. ValueError for another."""
@@ -144,8 +136,7 @@ class DistributedOptions(OptionGroup):
 
     def disable(self) -> DistributedOptions:
         """One process, whatever the environment says."""
-        self.set(num_distributed_processes=1, distributed_process_id=0)
-        return self
+        return self.set(num_distributed_processes=1, distributed_process_id=0)
 
     def setEnvVarNames(self, var_num_processes: str, var_process_id: str) -> DistributedOptions:
         """Read the number of processes and this process's number from other variables."""
@@ -156,8 +147,7 @@ class DistributedOptions(OptionGroup):
         """Set the number of this process, and of all processes. AssertionError for a number out of range."""
         if not (0 <= process_id < num_processes):
             raise ArgumentError(f"There is no process {process_id} of {num_processes}")
-        self.set(distributed_process_id=process_id, num_distributed_processes=num_processes)
-        return self
+        return self.set(distributed_process_id=process_id, num_distributed_processes=num_processes)
 
     @property
     def processId(self) -> int:

@@ -13,7 +13,7 @@ import torch
 from podrun.core.environment import POPLAR_ENGINE_OPTIONS, POPTORCH_CACHE_DIR, environment
 from podrun.poptorch.api.enums import CommGroupType, ConnectionType, OutputMode, SyncPattern
 from podrun.poptorch.api.logs import logger
-from podrun.poptorch.api.option_group import OptionGroup
+from podrun.poptorch.api.option_group import OptionGroup, check_flag
 from podrun.poptorch.api.option_parts import (
     DistributedOptions,
     JitOptions,
@@ -120,15 +120,13 @@ class Options(OptionGroup):
         """Set the iterations (in training: weight updates) of one call."""
         if isinstance(device_iterations, int) and device_iterations <= 0:
             raise ArgumentError("deviceIterations must be above 0")
-        self.set(device_iterations=device_iterations)
-        return self
+        return self.set(device_iterations=device_iterations)
 
     def replicationFactor(self, replication_factor: int) -> Options:
         """Set the number of copies of the model in this process."""
         if isinstance(replication_factor, int) and replication_factor <= 0:
             raise ArgumentError("replicationFactor must be above 0")
-        self.set(replication_factor=replication_factor)
-        return self
+        return self.set(replication_factor=replication_factor)
 
     def inputReplicaGrouping(self, input_group_size: int, input_group_type: CommGroupType) -> Options:
         """Give the replicas of a group the same input. ValueError for ``All``, for a group larger than the replicas,
@@ -144,15 +142,13 @@ class Options(OptionGroup):
             raise ValueError("The input group size exceeds the replication factor")
         if self.replication_factor % input_group_size:
             raise ValueError("The input group size must divide the replication factor")
-        self.set(input_group_size=input_group_size, input_cgt=input_group_type)
-        return self
+        return self.set(input_group_size=input_group_size, input_cgt=input_group_type)
 
     def broadcastBuffers(self, broadcast_buffers: bool = True) -> Options:
         """Set whether all replicas have the same buffers. Buffers that forward writes need False with several
         replicas.
         """
-        self.set(broadcast_buffers=broadcast_buffers)
-        return self
+        return self.set(broadcast_buffers=broadcast_buffers)
 
     def outputMode(self, output_mode: OutputMode, output_return_period: int | None = None) -> Options:
         """Set which results a call returns. AssertionError for EveryN without a period above 0."""
@@ -198,18 +194,15 @@ class Options(OptionGroup):
 
     def autoRoundNumIPUs(self, auto_round_num_ipus: bool = True) -> Options:
         """Take the next power of two of IPUs."""
-        self.set(auto_round_num_ipus=auto_round_num_ipus)
-        return self
+        return self.set(auto_round_num_ipus=auto_round_num_ipus)
 
     def connectionType(self, connection_type: ConnectionType) -> Options:
         """Set when the model takes its IPUs: before it is compiled, afterwards, or never."""
-        self.set(connection_type=connection_type)
-        return self
+        return self.set(connection_type=connection_type)
 
     def syncPattern(self, sync_pattern: SyncPattern) -> Options:
         """Set which IPUs wait for each other."""
-        self.set(sync_pattern=sync_pattern)
-        return self
+        return self.set(sync_pattern=sync_pattern)
 
     def useIpuId(self, ipu_id: int) -> Options:
         """Use the device of that id."""
@@ -219,8 +212,7 @@ class Options(OptionGroup):
 
     def useIpuModel(self, use_model: bool) -> Options:
         """Use a model of an IPU in this process instead of a device."""
-        if not isinstance(use_model, bool):
-            raise ArgumentError("useIpuModel takes True or False")
+        check_flag("useIpuModel", use_model)
         return self._set_extra("use_model", use_model)
 
     def useOfflineIpuTarget(self, ipu_version: int = 2) -> Options:
@@ -237,15 +229,12 @@ class Options(OptionGroup):
         proportions = {}
         for name, value in available_memory_proportion.items():
             number = name.removeprefix("IPU")
-            if number == name:
-                raise ArgumentError(f"{name!r} is no IPU: use 'IPU0', 'IPU1' ...")
-            if not number.isdecimal():
+            if number == name or not number.isdecimal():
                 raise ArgumentError(f"{name!r} is no IPU: use 'IPU0', 'IPU1' ...")
             if not (0 < float(value) <= 1):
                 raise ArgumentError(f"{name}: a proportion is above 0 and at most 1, not {value!r}")
             proportions[int(number)] = float(value)
-        self.set(available_memory_proportion=proportions)
-        return self
+        return self.set(available_memory_proportion=proportions)
 
     # --- Running ------------------------------------------------------------------------------------------------------
 
@@ -283,25 +272,21 @@ class Options(OptionGroup):
 
     def enableStableNorm(self, enabled: bool) -> Options:
         """Compute variances in two passes, which podrun always does."""
-        if not isinstance(enabled, bool):
-            raise ArgumentError("enableStableNorm takes True or False")
+        check_flag("enableStableNorm", enabled)
         return self._set_extra("stable_norm", enabled)
 
     def logCycleCount(self, log_cycle_count: bool) -> Options:
         """Count the cycles of a run, for `PoplarExecutor.cycleCount`."""
-        if not isinstance(log_cycle_count, bool):
-            raise ArgumentError("logCycleCount takes True or False")
+        check_flag("logCycleCount", log_cycle_count)
         return self._set_extra("log_cycle_count", bool(log_cycle_count))
 
     def logDir(self, log_dir: str) -> Options:
         """Set the folder for logs and exported files."""
-        self.set(log_dir=log_dir)
-        return self
+        return self.set(log_dir=log_dir)
 
     def maxRepeatLogs(self, max_lines: int | None) -> Options:
         """Set how often a line of a log may repeat; None: without limit."""
-        self.set(max_repeat_logs=max_lines)
-        return self
+        return self.set(max_repeat_logs=max_lines)
 
     def modelName(self, name: str) -> Options:
         """Set the model's name in profiles."""
@@ -309,8 +294,7 @@ class Options(OptionGroup):
 
     def showCompilationProgressBar(self, show: bool = True) -> Options:
         """Set whether compiling is timed, for `PoplarExecutor.compilationTime`. No bar is shown."""
-        if not isinstance(show, bool):
-            raise ArgumentError("showCompilationProgressBar takes True or False")
+        check_flag("showCompilationProgressBar", show)
         self.checkIsFrozen("show_progress")
         self._show_progress = show
         return self

@@ -78,8 +78,7 @@ class TensorLocationOptions(OptionGroup):
     }
 
     def _locate(self, name: str, location: TensorLocationSettings) -> TensorLocationOptions:
-        self.set(**{name: location.toDict()})
-        return self
+        return self.set(**{name: location.toDict()})
 
     def setActivationLocation(self, location: TensorLocationSettings) -> TensorLocationOptions:
         """Set where activations are kept."""
@@ -99,9 +98,6 @@ class TensorLocationOptions(OptionGroup):
 
     def numIOTiles(self, num_tiles: int) -> TensorLocationOptions:
         """Set the number of tiles that only move data: an even number from 32 to 192."""
-        if not isinstance(num_tiles, int):
+        if not isinstance(num_tiles, int) or num_tiles not in range(32, 193, 2):
             raise ArgumentError("numIOTiles takes an even number from 32 to 192")
-        if num_tiles not in range(32, 193, 2):
-            raise ArgumentError("numIOTiles takes an even number from 32 to 192")
-        self.set(num_io_tiles=num_tiles)
-        return self
+        return self.set(num_io_tiles=num_tiles)
