@@ -74,10 +74,9 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# Regenerates the gRPC code that is checked in; needed only after a .proto file changes.
+# Regenerates the messages that are checked in; needed only after a .proto file changes.
 proto: $(STAMP)
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. $$(find podrun -name '*.proto')
-	$(BIN)/python -m grpc_tools.protoc -I. --grpc_python_out=. $$(grep -l '^service ' $$(find podrun -name '*.proto'))
 
 SOURCES := pyproject.toml constraints.txt build_extension.py podrun/collectives/_collectives.c podrun/device/_crash_stack.c \
 	$(wildcard podrun/device/xla/native/*)

@@ -306,11 +306,12 @@ def strangers_server(
     """A server that knows no secret. ``relay``: it passes greetings on to the real server, and its replies back."""
     from concurrent.futures import ThreadPoolExecutor
 
-    from podrun.protos import ipuof_pb2_grpc, vipu_pb2_grpc
+    from podrun.protos import ipuof_pb2, vipu_pb2
+    from podrun.protos.services import add_to_server
 
     fake = grpc.server(ThreadPoolExecutor(4), interceptors=[spy], options=(("grpc.so_reuseport", 0),))
-    vipu_pb2_grpc.add_UserServiceServicer_to_server(vipu_pb2_grpc.UserServiceServicer(), fake)
-    ipuof_pb2_grpc.add_IpuofServicer_to_server(ipuof_pb2_grpc.IpuofServicer(), fake)
+    add_to_server(vipu_pb2, "UserService", object(), fake)
+    add_to_server(ipuof_pb2, "Ipuof", object(), fake)
     if relay is not None:
         pass_on = grpc.unary_unary_rpc_method_handler(
             lambda text, _: relay.unary_unary(access.GREET)(text, timeout=5)

@@ -70,7 +70,7 @@ def modules() -> Mapping[str, Facts]:
     facts = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
-        if not ROOMS_OF_FOREIGN_NAMES & set(parts) and not path.stem.endswith(("_pb2", "_pb2_grpc")):
+        if not ROOMS_OF_FOREIGN_NAMES & set(parts) and not path.stem.endswith("_pb2"):
             facts[".".join(parts)] = _facts_of(path)
     return facts
 

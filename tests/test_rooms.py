@@ -112,7 +112,7 @@ def _imports(path: Path) -> set[str]:
 
 
 def _files() -> list[Path]:
-    return sorted(p for p in PACKAGE.rglob("*.py") if not p.stem.endswith(("_pb2", "_pb2_grpc")))
+    return sorted(p for p in PACKAGE.rglob("*.py") if not p.stem.endswith("_pb2"))
 
 
 def _modules_of(path: Path) -> str:

@@ -162,7 +162,8 @@ def test_the_secret_lies_where_no_other_user_reads_it(home: Path) -> None:
 ATTACK_MEMORY = """
 import json, sys
 import grpc
-from podrun.protos import ipuof_pb2 as pb, ipuof_pb2_grpc as stubs
+from podrun.protos import ipuof_pb2 as pb
+from podrun.protos.services import stub_of
 from podrun.partition.client.vipu_client import VipuClient
 from podrun.partition.state.values import PartitionState, Requirements
 port, programs = int(sys.argv[1]), sys.argv[2]
@@ -177,7 +178,7 @@ requests += [
     pb.HostRequest(write=pb.WriteRequest(region=pb.Region(number=n, size=4096), tensors=[tensor])) for n in range(3)
 ]
 with grpc.insecure_channel(f"{device.ip}:{device.server_port}") as channel:
-    replies = list(stubs.IpuofStub(channel).Session(iter(requests), timeout=60))
+    replies = list(stub_of(pb, "Ipuof", channel).Session(iter(requests), timeout=60))
 print(json.dumps([json.loads(r.error_json)["message"] if r.error_json else "" for r in replies]))
 """
 
@@ -241,12 +242,13 @@ def test_a_file_of_long_ago_attaches_no_program_to_another_users_machine(home: P
 SILENT = """
 import json, queue, sys
 import grpc
-from podrun.protos import ipuof_pb2_grpc as stubs
+from podrun.protos import ipuof_pb2 as pb
+from podrun.protos.services import stub_of
 codes, calls, channels = {}, [], []
 for n in range(300):
     if n % 50 == 0:
         channels.append(grpc.insecure_channel(sys.argv[1], options=[("grpc.use_local_subchannel_pool", 1)]))
-    calls.append(stubs.IpuofStub(channels[-1]).Session(iter(queue.SimpleQueue().get, None), timeout=60))
+    calls.append(stub_of(pb, "Ipuof", channels[-1]).Session(iter(queue.SimpleQueue().get, None), timeout=60))
 for call in calls:
     name = call.code().name
     codes[name] = codes.get(name, 0) + 1

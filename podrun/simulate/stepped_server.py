@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import grpc
 
 from podrun.core.errors import PodrunError, UsageError
 from podrun.partition.client.vipu_client import VipuClient
 from podrun.partition.server.calls import abort_with
+from podrun.protos.services import add_to_server, stub_of
 from podrun.simulate import virtual_pod_pb2 as pb
-from podrun.simulate import virtual_pod_pb2_grpc
 from podrun.simulate.engine import SECOND, nanoseconds
 from podrun.simulate.jobs import TraceJob
 
@@ -64,7 +64,7 @@ def partition_size(job: TraceJob) -> int:
 
 def add_clock(pod: SteppedPod, server: grpc.Server) -> None:
     """Answer `Advance` at a gRPC server."""
-    virtual_pod_pb2_grpc.add_VirtualPodServicer_to_server(_ClockServicer(pod), server)  # type: ignore[no-untyped-call]
+    add_to_server(pb, "VirtualPod", _ClockServicer(pod), server)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class VirtualPodClient(VipuClient):
 
     def advance(self, at_most_s: float = 0.0) -> StepTaken:
         """Let virtual time pass until something happens, or for so many seconds."""
-        stub: Any = virtual_pod_pb2_grpc.VirtualPodStub(self._channel)  # type: ignore[no-untyped-call]
+        stub = stub_of(pb, "VirtualPod", self._channel)
         reply = self._call(stub.Advance, pb.AdvanceRequest(at_most_seconds=at_most_s))
         jobs = tuple(
             JobAsked(job.name, job.size, job.requested_seconds, job.user, job.submitted)

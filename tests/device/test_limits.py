@@ -27,7 +27,7 @@ from podrun.partition.machines.local_pool import LocalMachinePool
 from podrun.partition.server.service import Service
 from podrun.partition.state.store import Store
 from podrun.protos import ipuof_pb2 as pb
-from podrun.protos import ipuof_pb2_grpc as stubs
+from podrun.protos.services import stub_of
 from tests.conftest import wait_until
 
 OTHER = Caller(31003, own=False)
@@ -52,7 +52,7 @@ class Silent:
         self.requests: queue.SimpleQueue[pb.HostRequest | None] = queue.SimpleQueue()
         for request in requests:
             self.requests.put(request)
-        stub = stubs.IpuofStub(self.channel)  # type: ignore[no-untyped-call]
+        stub = stub_of(pb, "Ipuof", self.channel)
         self.call: Any = stub.Session(iter(self.requests.get, None), timeout=120)
 
     def code(self) -> grpc.StatusCode:

@@ -19,7 +19,8 @@ from podrun.device.host.connecting import config_files, connect
 from podrun.device.host.partition_config import connect_partition
 from podrun.device.host.ports import Site
 from podrun.device.host.stale_files import sites_of
-from podrun.protos import vipu_pb2, vipu_pb2_grpc
+from podrun.protos import vipu_pb2
+from podrun.protos.services import add_to_server
 
 
 def devices(*machines: tuple[int, str, range]) -> vipu_pb2.PartitionConfig:
@@ -35,7 +36,7 @@ def devices(*machines: tuple[int, str, range]) -> vipu_pb2.PartitionConfig:
     return config
 
 
-class Service(vipu_pb2_grpc.UserServiceServicer):
+class Service:
     first: int | None = None
     """The GCD asked for first."""
 
@@ -59,7 +60,7 @@ class Service(vipu_pb2_grpc.UserServiceServicer):
 @pytest.fixture
 def environ() -> Iterator[Callable[[str], dict[str, str]]]:
     server, service = grpc.server(ThreadPoolExecutor(2)), Service()
-    vipu_pb2_grpc.add_UserServiceServicer_to_server(service, server)
+    add_to_server(vipu_pb2, "UserService", service, server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     yield lambda partition: {
@@ -130,7 +131,7 @@ def test_an_instance_of_a_launch_lets_its_server_start_again() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     server = grpc.server(ThreadPoolExecutor(2))
-    vipu_pb2_grpc.add_UserServiceServicer_to_server(Service(), server)
+    add_to_server(vipu_pb2, "UserService", Service(), server)
     waits: list[float] = []
 
     def sleep(seconds: float) -> None:

@@ -37,7 +37,7 @@ from podrun.device.service.control import MachineControl
 from podrun.device.service.server import MachineServer
 from podrun.device.xla.pieces import PieceCache
 from podrun.protos import ipuof_pb2 as pb
-from podrun.protos import ipuof_pb2_grpc as stubs
+from podrun.protos.services import stub_of
 
 from ..conftest import wait_until
 from .conftest import owners, request, together
@@ -134,7 +134,7 @@ def test_machines_that_wait_for_a_group_leave_room_for_who_attaches(
         assert server._machine is not None
         book = server._machine.offers
         with grpc.insecure_channel(endpoint) as channel:
-            join = stubs.IpuofStub(channel).JoinGroup  # type: ignore[no-untyped-call]
+            join = stub_of(pb, "Ipuof", channel).JoinGroup
             waiting = [
                 join.future(
                     pb.JoinGroupRequest(
@@ -308,7 +308,7 @@ class Raw:
         self.channel = grpc.insecure_channel(endpoint, options=wire.CHANNEL_OPTIONS)
 
     def ask(self, *requests: pb.HostRequest) -> list[pb.MachineReply]:
-        replies = stubs.IpuofStub(self.channel).Session(iter(requests), timeout=20)
+        replies = stub_of(pb, "Ipuof", self.channel).Session(iter(requests), timeout=20)
         return list(replies)
 
     def errors(self, *requests: pb.HostRequest) -> list[str]:

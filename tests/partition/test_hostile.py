@@ -16,7 +16,8 @@ from podrun.core.access import make_token
 from podrun.core.environment import environment, runtime_directory
 from podrun.core.proven_channel import open_channel
 from podrun.partition.state.codec import ERROR_METADATA_KEY
-from podrun.protos import vipu_pb2, vipu_pb2_grpc
+from podrun.protos import vipu_pb2
+from podrun.protos.services import stub_of
 from tests.partition.conftest import Pod
 
 pb: Any = vipu_pb2
@@ -35,8 +36,8 @@ class Raw:
 
     def __init__(self, port: int) -> None:
         self.channel = open_channel(f"127.0.0.1:{port}", (), make_token(environment(), runtime_directory()))
-        self.user: Any = vipu_pb2_grpc.UserServiceStub(self.channel)  # type: ignore[no-untyped-call]
-        self.admin: Any = vipu_pb2_grpc.AdminServiceStub(self.channel)  # type: ignore[no-untyped-call]
+        self.user = stub_of(vipu_pb2, "UserService", self.channel)
+        self.admin = stub_of(vipu_pb2, "AdminService", self.channel)
 
     def refused(self, method: Callable[..., Any], request: Any) -> tuple[grpc.StatusCode, dict[str, Any]]:
         """The status, and podrun's own error beside it."""

@@ -32,7 +32,8 @@ from podrun.partition.client.vipu_client import VipuClient
 from podrun.partition.machines.operations import REPORT_SECONDS, SILENT_REPORT_SECONDS, Reporter, process_runs
 from podrun.partition.state.records import MachineUse
 from podrun.partition.state.values import AgentState, PartitionState, Requirements, SyncType, parse_sync_type
-from podrun.protos import vipu_pb2, vipu_pb2_grpc
+from podrun.protos import vipu_pb2
+from podrun.protos.services import stub_of
 
 from .conftest import Pod
 
@@ -113,7 +114,7 @@ def test_errors_keep_their_class_and_hint_over_grpc(pod16: Pod) -> None:
 
 def test_status_codes_for_third_parties(pod16: Pod) -> None:
     channel = open_channel(f"127.0.0.1:{pod16.port}", (), make_token(environment(), runtime_directory()))
-    stub = vipu_pb2_grpc.UserServiceStub(channel)
+    stub = stub_of(vipu_pb2, "UserService", channel)
 
     def code_of(size: int, name: str) -> grpc.StatusCode:
         needs = vipu_pb2.PartitionRequirements(size=size)

@@ -21,7 +21,7 @@ from podrun.device.service import wire
 from podrun.device.service.doorbell import deadline
 from podrun.device.service.handover import MemorySender
 from podrun.protos import ipuof_pb2 as pb
-from podrun.protos import ipuof_pb2_grpc as stubs
+from podrun.protos.services import stub_of
 
 CHECK_SECONDS = 0.1
 """Seconds between checks, while waiting for a run, that the machine is still there."""
@@ -65,7 +65,7 @@ class MachineStream:
         self.batches: tuple[int, int] | None = None
         """Batches done, and batches of the run under way: for the error message if the machine is lost. None: no
         program was loaded."""
-        call = stubs.IpuofStub(self._channel).Session(  # type: ignore[no-untyped-call]
+        call = stub_of(pb, "Ipuof", self._channel).Session(
             part for request in iter(self._requests.get, None) for part in wire.in_parts(request)
         )
         self._call = call

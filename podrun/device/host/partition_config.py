@@ -29,7 +29,8 @@ from podrun.device.host.client import PortConnection
 from podrun.device.host.remote import RemotePort, RemotePorts
 from podrun.device.host.stale_files import CONNECT_SECONDS, read_config, sites_of, why_gone
 from podrun.device.service import wire
-from podrun.protos import vipu_pb2, vipu_pb2_grpc
+from podrun.protos import vipu_pb2
+from podrun.protos.services import stub_of
 
 STARTING_STATES = ("PENDING", "PROVISIONING", "RESETTING")
 """States of a partition that is about to become ACTIVE: programs may start before their machines are up."""
@@ -110,7 +111,7 @@ def connect_partition(
     patience = SERVER_PATIENCE_SECONDS if environ.get(PODRUN_LAUNCH_ID) else 0.0
     give_up = min(end, time.monotonic() + patience)
     with open_channel(where, wire.CHANNEL_OPTIONS, token, own=own, admit=admit) as channel:
-        stub = vipu_pb2_grpc.UserServiceStub(with_account(channel, account_of(environ)))  # type: ignore[no-untyped-call]
+        stub = stub_of(vipu_pb2, "UserService", with_account(channel, account_of(environ)))
 
         def ask(number: int) -> vipu_pb2.PartitionConfig:
             request = vipu_pb2.GetPartitionIpuofConfigRequest(

@@ -25,8 +25,8 @@ from podrun.core.proven_channel import open_channel
 from podrun.device.host.ports import Site
 from podrun.device.service import wire
 from podrun.protos import ipuof_pb2 as pb
-from podrun.protos import ipuof_pb2_grpc as stubs
 from podrun.protos import vipu_pb2
+from podrun.protos.services import stub_of
 
 CONNECT_SECONDS = 5.0
 """Longest wait for a machine that a file names to accept a connection."""
@@ -132,7 +132,7 @@ def _why_not(endpoint: str, epoch: str, partition: str, token: str) -> str:
         return ""
     try:
         with open_channel(endpoint, wire.CHANNEL_OPTIONS, token) as channel:
-            stub = stubs.IpuofStub(channel)  # type: ignore[no-untyped-call]
+            stub = stub_of(pb, "Ipuof", channel)
             work: pb.DescribeReply = stub.Describe(pb.Empty(), timeout=CONNECT_SECONDS)
     except grpc.RpcError as error:
         status, _ = wire.status_of(error)

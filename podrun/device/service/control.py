@@ -22,7 +22,7 @@ from podrun.device.service import wire
 from podrun.device.service.reporting import MachineHeat, report_and_heat
 from podrun.faults import FaultSpec
 from podrun.protos import ipuof_pb2 as pb
-from podrun.protos import ipuof_pb2_grpc as stubs
+from podrun.protos.services import stub_of
 
 if TYPE_CHECKING:
     from podrun.device.machine import Machine
@@ -43,7 +43,7 @@ class MachineControl:
         self._metadata = ((wire.EPOCH_KEY, str(epoch)),)
         self._timeout = timeout
         self._channel = open_channel(endpoint, wire.CHANNEL_OPTIONS, token, own=bool(token))
-        self._stub = stubs.MachineControlStub(self._channel)  # type: ignore[no-untyped-call]
+        self._stub = stub_of(pb, "MachineControl", self._channel)
 
     def configure(
         self,

@@ -41,7 +41,7 @@ from podrun.device.service.host_session import (
 from podrun.device.service.preload import Preload
 from podrun.faults import parse_fault
 from podrun.protos import ipuof_pb2 as pb
-from podrun.protos import ipuof_pb2_grpc as stubs
+from podrun.protos.services import add_to_server, stub_of
 
 log = logging.getLogger("podrun.device")
 
@@ -52,7 +52,7 @@ CLAIMS = 256
 must still answer the host process that attaches to it."""
 
 
-class IpuofServicer(stubs.IpuofServicer):
+class IpuofServicer:
     """See ``ipuof.proto``. ``preload`` begins when a host process attaches, and ends before one loads a program."""
 
     def __init__(self, holder: MachineHolder, preload: Preload | None = None) -> None:
@@ -164,7 +164,7 @@ class CommandingServer:
             self._epoch = epoch
 
 
-class ControlServicer(stubs.MachineControlServicer):
+class ControlServicer:
     """See ``ipuof.proto``. ``stop``: ends the server, called in a thread of its own."""
 
     def __init__(self, holder: MachineHolder, stop: Callable[[], None]) -> None:
@@ -275,7 +275,7 @@ class GrpcFabric:
         )
         with open_channel(endpoint, wire.CHANNEL_OPTIONS, self._token, own=bool(self._token)) as channel:
             try:
-                stub = stubs.IpuofStub(channel)  # type: ignore[no-untyped-call]
+                stub = stub_of(pb, "Ipuof", channel)
                 reply = _answer(stub.JoinGroup.future(request, timeout=wait.seconds + 5), wait)
             except grpc.RpcError as error:
                 raise UnrecoverableRuntimeError(
@@ -324,9 +324,8 @@ def serve_machine(
     pool = ThreadPoolExecutor(SESSIONS + CLAIMS + CONTROL, thread_name_prefix="podrun-ipuof")
     options = wire.SERVER_OPTIONS
     server = grpc.server(pool, options=options, interceptors=gate.interceptors())
-    stubs.add_IpuofServicer_to_server(IpuofServicer(holder, preload), server)  # type: ignore[no-untyped-call]
-    control = ControlServicer(holder, stop)
-    stubs.add_MachineControlServicer_to_server(control, server)  # type: ignore[no-untyped-call]
+    add_to_server(pb, "Ipuof", IpuofServicer(holder, preload), server)
+    add_to_server(pb, "MachineControl", ControlServicer(holder, stop), server)
     bound = gate.listen(server, host, port, environ)
     server.start()
     return server, bound

@@ -52,7 +52,8 @@ class ServiceConnection:
     ) -> None:
         quiet_grpc()
         from podrun.core.proven_channel import open_channel
-        from podrun.protos import vipu_pb2, vipu_pb2_grpc
+        from podrun.protos import vipu_pb2
+        from podrun.protos.services import stub_of
 
         self.host, self.port, self.timeout, self.own = host, port, timeout, own
         self._pb: Any = vipu_pb2
@@ -64,8 +65,8 @@ class ServiceConnection:
             admit=None if own else KnownServers(runtime_directory()).admit,
         )
         self._channel = with_account(channel, account if any(account) else account_of(environment()))
-        self._user: Any = vipu_pb2_grpc.UserServiceStub(self._channel)  # type: ignore[no-untyped-call]
-        self._admin: Any = vipu_pb2_grpc.AdminServiceStub(self._channel)  # type: ignore[no-untyped-call]
+        self._user = stub_of(vipu_pb2, "UserService", self._channel)
+        self._admin = stub_of(vipu_pb2, "AdminService", self._channel)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -23,7 +23,7 @@ from podrun.partition.server.grpc_admin import AdminServicer
 from podrun.partition.server.grpc_service import UserServicer
 from podrun.partition.server.views import json_by_name, user_info
 from podrun.protos import vipu_pb2 as messages
-from podrun.protos import vipu_pb2_grpc
+from podrun.protos.services import add_to_server
 
 if TYPE_CHECKING:
     from grpc_health.v1.health import HealthServicer
@@ -126,8 +126,8 @@ def _listen(
     )
     for add in service.more_servicers:
         add(server)
-    vipu_pb2_grpc.add_UserServiceServicer_to_server(UserServicer(service, desk, admin), server)  # type: ignore[no-untyped-call]
-    vipu_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(service, desk, admin), server)  # type: ignore[no-untyped-call]
+    add_to_server(messages, "UserService", UserServicer(service, desk, admin), server)
+    add_to_server(messages, "AdminService", AdminServicer(service, desk, admin), server)
     _describe(server, health)
     try:
         bound = gate.listen(server, host, port)
