@@ -24,15 +24,18 @@ directory, so that a program from a cache or a file on disk is known in the next
 from __future__ import annotations
 
 import contextlib
+import enum
 import hashlib
 import json
 import os
 import struct
 import tempfile
+import types
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from podrun.core.environment import environment, podrun_cache_directory
 from podrun.core.errors import ConfigError
@@ -40,27 +43,17 @@ from podrun.core.executable import (
     EXECUTABLE_VERSION,
     INSTRUCTION_TYPES,
     Arena,
-    ArenaMember,
     Computation,
     Executable,
     Instruction,
-    Reduction,
-    Retrieval,
     Stream,
-    StreamDirection,
-    SyncScope,
-    TensorSpec,
     Variable,
-    VariableRole,
 )
 from podrun.core.layout import Layout
 
 MAGIC = b"PODRUNEX"
 _PREFIX = struct.Struct("<8sIQ")
 _DIGEST_BYTES = 32
-
-_ENUM_FIELDS: dict[str, type[Reduction] | type[SyncScope]] = {"reduction": Reduction, "scope": SyncScope}
-"""Fields of instructions that hold an enum."""
 
 T = TypeVar("T")
 
@@ -93,7 +86,9 @@ def dumps(executable: Executable) -> bytes:
         "variables": [_variable_to_plain(variable) for variable in executable.variables.values()],
         "arenas": [_plain(arena) for arena in executable.arenas.values()],
         "computations": computations,
-        "instructions": [[_instruction_to_plain(i) for i in ipu] for ipu in executable.instructions],
+        "instructions": [
+            [{"op": type(i).__name__, **_plain(i)} for i in ipu] for ipu in executable.instructions
+        ],
         # What the front end and the tile model add is plain JSON without an order of its own.
         "tile_report": _sorted(executable.tile_report),
         "metadata": _sorted(executable.metadata),
@@ -155,9 +150,9 @@ def read_executable(path: str | os.PathLike[str]) -> Executable:
 
 def _plain(value: object) -> Any:
     """A dataclass as a dict in field order, enums as their values, tuples as lists."""
-    if isinstance(value, TensorSpec | Stream | Variable | Arena | ArenaMember | Layout):
+    if is_dataclass(value):
         return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
-    if isinstance(value, StreamDirection | Retrieval | VariableRole | Reduction | SyncScope):
+    if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
@@ -170,11 +165,6 @@ def _variable_to_plain(variable: Variable) -> dict[str, Any]:
     if not variable.rows:
         del plain["rows"]
     return plain
-
-
-def _instruction_to_plain(instruction: Instruction) -> dict[str, Any]:
-    values = {f.name: _plain(getattr(instruction, f.name)) for f in fields(instruction)}
-    return {"op": type(instruction).__name__, **values}
 
 
 def _sorted(value: object) -> Any:
@@ -222,12 +212,14 @@ def _decode(header: dict[str, Any], blobs: memoryview) -> Executable:
         raise ValueError("its Computations share bytes")
     return Executable(
         name=_typed(header["name"], str),
-        layout=Layout(**{f.name: _typed(header["layout"][f.name], int) for f in fields(Layout)}),
+        layout=_checked(Layout, header["layout"]),
         accumulation_factor=_typed(header["accumulation_factor"], int),
         training=_typed(header["training"], bool),
-        streams=_by_name(header["streams"], _stream, lambda stream: stream.spec.name),
-        variables=_by_name(header["variables"], _variable, lambda variable: variable.spec.name),
-        arenas=_by_name(header["arenas"], _arena, lambda arena: arena.name),
+        streams=_by_name(header["streams"], partial(_checked, Stream), lambda stream: stream.spec.name),
+        variables=_by_name(
+            header["variables"], partial(_checked, Variable), lambda variable: variable.spec.name
+        ),
+        arenas=_by_name(header["arenas"], partial(_checked, Arena), lambda arena: arena.name),
         computations=_by_name(
             header["computations"],
             lambda item: _computation(item, blobs),
@@ -246,12 +238,23 @@ def _typed(value: object, kind: type[T]) -> T:
     return value
 
 
-def _optional_int(value: object) -> int | None:
-    return None if value is None else _typed(value, int)
+def _checked(kind: Any, value: Any) -> Any:
+    """A value of the header in the form that a field's type asks for: a dataclass from an object, a tuple from a list,
+    an enum from its member's value. Raises TypeError, KeyError or ValueError for one that does not fit.
+    """
+    if isinstance(kind, type) and is_dataclass(kind):
+        hints = _hints(kind)
+        if missing := hints.keys() - value.keys() - {"rows"}:  # Written only for variables that have them.
+            raise KeyError(min(missing))
+        return kind(**{name: _checked(hints[name], part) for name, part in value.items()})
+    if get_origin(kind) is tuple:
+        return tuple(_checked(get_args(kind)[0], item) for item in value)
+    if get_origin(kind) is types.UnionType:  # T | None
+        return None if value is None else _checked(get_args(kind)[0], value)
+    return kind(value) if issubclass(kind, enum.Enum) else _typed(value, kind)
 
 
-def _strings(value: Any) -> tuple[str, ...]:
-    return tuple(_typed(item, str) for item in value)
+_hints = cache(get_type_hints)
 
 
 def _by_name(items: list[Any], decode: Callable[[Any], T], name: Callable[[T], str]) -> dict[str, T]:
@@ -262,54 +265,6 @@ def _by_name(items: list[Any], decode: Callable[[Any], T], name: Callable[[T], s
     return table
 
 
-def _spec(item: Mapping[str, Any]) -> TensorSpec:
-    shape = tuple(_typed(size, int) for size in item["shape"])
-    return TensorSpec(_typed(item["name"], str), _typed(item["dtype"], str), shape)
-
-
-def _stream(item: Mapping[str, Any]) -> Stream:
-    return Stream(
-        spec=_spec(item["spec"]),
-        direction=StreamDirection(item["direction"]),
-        broadcast=_typed(item["broadcast"], bool),
-        retrieval=Retrieval(item["retrieval"]),
-        period=_typed(item["period"], int),
-    )
-
-
-def _variable(item: Mapping[str, Any]) -> Variable:
-    initial, arena = item["initial"], item["arena"]
-    return Variable(
-        spec=_spec(item["spec"]),
-        role=VariableRole(item["role"]),
-        initial=None if initial is None else _typed(initial, float),
-        arena=None if arena is None else _typed(arena, str),
-        per_replica=_typed(item["per_replica"], bool),
-        position=_optional_int(item["position"]),
-        rows=tuple(_typed(row, int) for row in item.get("rows", ())),
-    )
-
-
-def _arena(item: Mapping[str, Any]) -> Arena:
-    members = tuple(
-        ArenaMember(
-            _typed(member["name"], str),
-            _typed(member["offset"], int),
-            tuple(_typed(size, int) for size in member["shape"]),
-        )
-        for member in item["members"]
-    )
-    return Arena(
-        name=_typed(item["name"], str),
-        dtype=_typed(item["dtype"], str),
-        size=_typed(item["size"], int),
-        members=members,
-        shared=_typed(item["shared"], bool),
-        sliced=_typed(item["sliced"], bool),
-        position=_optional_int(item["position"]),
-    )
-
-
 def _computation(item: Mapping[str, Any], blobs: memoryview) -> Computation:
     offset, count = _typed(item["offset"], int), _typed(item["bytes"], int)
     if offset < 0 or count < 0 or offset + count > len(blobs):
@@ -317,21 +272,14 @@ def _computation(item: Mapping[str, Any], blobs: memoryview) -> Computation:
     return Computation(
         name=_typed(item["name"], str),
         stablehlo=bytes(blobs[offset : offset + count]),
-        inputs=_strings(item["inputs"]),
-        outputs=_strings(item["outputs"]),
-        donated=_strings(item["donated"]),
+        **{part: _checked(tuple[str, ...], item[part]) for part in ("inputs", "outputs", "donated")},
     )
 
 
 def _instruction(item: Mapping[str, Any]) -> Instruction:
     values = {key: value for key, value in item.items() if key != "op"}
-    for key, kind in _ENUM_FIELDS.items():
-        if key in values:
-            values[key] = kind(values[key])
-    for key, value in values.items():
-        if key not in _ENUM_FIELDS and (isinstance(value, bool) or not isinstance(value, int | str)):
-            raise TypeError(f"{item['op']}.{key} cannot be {value!r}")
-    return INSTRUCTION_TYPES[_typed(item["op"], str)](**values)
+    instruction: Instruction = _checked(INSTRUCTION_TYPES[_typed(item["op"], str)], values)
+    return instruction
 
 
 FOLDER = "own-pieces"
