@@ -18,6 +18,7 @@ REQUIRED: dict[str, str] = {
     "util.object_identity.ObjectIdentityDictionary": "says what is outside of a program already",
     "framework.function_def_to_graph.function_def_to_graph": "reads a function that a program calls",
     "framework.ops.Graph._apply_device_functions": "takes IPUs out of the devices of operations on the host",
+    "framework.ops.Operation._set_device": "takes IPUs out of the devices of operations beside others on the host",
     "framework.ops.Graph._device_functions_outer_to_inner": "tells on which device a program is placed",
     "framework.ops.Graph._attr_scope": "marks what the host computes in the middle of a program",
     "framework.ops.get_gradient_function": "tells through which operations a gradient passes",
@@ -36,6 +37,7 @@ REQUIRED: dict[str, str] = {
     "compiler.xla.xla.compile": "makes a program of what is compiled in an IPU's scope",
     "eager.context.Context.device": "takes IPUs out of the devices of eager operations",
     "client.session.BaseSession.run": "tells which session a program runs in, and raises its own errors",
+    "client.session._FetchHandler": "tells what a session's run fetches",
     "tf2.enabled": "tells programs of version 1, whose pipelines give lists",
     "autograph.impl.api.tf_convert": "turns loops of Python into loops of a graph",
 }

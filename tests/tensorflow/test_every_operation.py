@@ -72,7 +72,7 @@ def cut() -> Iterator[None]:
         helper = private_module("ops.gradients_util")
         patch.setattr(helper, "_GradientsHelper", helper._GradientsHelper)
         patch.setattr(tf.GradientTape, "gradient", tf.GradientTape.gradient)
-        install_cuts()
+        install_cuts(lambda targets, sources: False)
         yield
 
 

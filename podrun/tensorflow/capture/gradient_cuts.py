@@ -25,7 +25,12 @@ def _is_variable(source: tf.Tensor | tf.Variable) -> bool:
 
 def _anchor(graph: FunctionGraph, source: tf.Tensor | tf.Variable) -> tf.Tensor:
     """The tensor of ``graph`` at which a source enters: the handle of a variable, or the tensor itself."""
-    return graph.capture(source.handle if _is_variable(source) else source)
+    return _captured(graph, source.handle if _is_variable(source) else source)
+
+
+def _captured(graph: Any, tensor: Any) -> Any:
+    """The tensor in ``graph``, which captures it if it is the graph of a program."""
+    return graph.capture(tensor) if hasattr(graph, "capture") else tensor
 
 
 BLOCKING = {"StopGradient", "PreventGradient", "Floor", "Ceil", "Round", "Rint", "FloorDiv"}
@@ -87,7 +92,7 @@ def cut_gradients(
     differentiates; None for a source without a path to them.
     """
     graph = tf.compat.v1.get_default_graph()
-    targets = [graph.capture(tf.convert_to_tensor(target)) for target in targets]
+    targets = [_captured(graph, tf.convert_to_tensor(target)) for target in targets]
     stopped = [_anchor(graph, stop) for stop in stops]
     anchors = [_anchor(graph, source) for source in sources]
     reached = _reached(targets, stopped)
@@ -144,15 +149,22 @@ def _zeros_for_none(
     ]
 
 
-def install_cuts() -> None:
-    """Replace both ways to ask for gradients. Outside of programs they are TensorFlow's own."""
+def _is_graph() -> bool:
+    """Whether TensorFlow is making a graph of a session."""
+    return not tf.executing_eagerly() and not hasattr(tf.compat.v1.get_default_graph(), "capture")
+
+
+def install_cuts(outside: Callable[[Sequence[Any], Sequence[Any]], bool]) -> None:
+    """Replace both ways to ask for gradients. Outside of programs they are TensorFlow's own, but where ``outside`` says
+    of targets and sources in the graph of a session that a device differentiates what lies between.
+    """
     helper_module = private_module("ops.gradients_util")
     helper, tape_gradient = helper_module._GradientsHelper, tf.GradientTape.gradient
     if getattr(helper, "cuts", False):
         return
 
     def gradients(ys: Any, xs: Any, grad_ys: Any = None, *args: Any, **options: Any) -> Any:
-        if not in_program():
+        if not in_program() and not (_is_graph() and outside(_flat(ys), _flat(xs))):
             return helper(ys, xs, grad_ys, *args, **options)
         sources = _flat(xs)
         results = cut_gradients(

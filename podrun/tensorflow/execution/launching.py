@@ -23,6 +23,7 @@ from podrun.core.errors import (
 )
 from podrun.private_apis.tensorflow import private_module, symbol
 from podrun.runtime.feeds import FeedEndedError
+from podrun.tensorflow.execution.clusters import cluster_run
 from podrun.tensorflow.execution.host_program import HostProgram
 from podrun.tensorflow.execution.placed_devices import name_device
 from podrun.tensorflow.execution.program_parts import PartedProgram
@@ -152,7 +153,10 @@ def install_sessions() -> None:
     def run(self: tf.compat.v1.Session, *args: Any, **options: Any) -> Any:
         SESSIONS[self.graph] = self
         try:
-            return plain(self, *args, **options)
+            return cluster_run(plain, self, args, options)
+        except PodrunError as error:
+            told = in_words_of_the_sdk(error)
+            raise told from (None if told is error else error)
         except tf.errors.OpError as error:
             own = next((e for e in _errors if _first_line(e) in str(error)), None)
             _errors.clear()

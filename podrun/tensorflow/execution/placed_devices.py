@@ -1,8 +1,9 @@
 """IPUs as devices of TensorFlow: the names that programs read from ``device``, and what is placed on an IPU without
 being compiled.
 
-TensorFlow knows no device of that type, so operations outside of programs are computed by the CPU. Variables that an
-IPU strategy made, tensors that a program returned and operations in an IPU's scope still name the IPU, as in the SDK.
+TensorFlow knows no device of that type, so its own kernels compute operations outside of programs on the CPU; a session
+runs those of a version-1 program in clusters on the IPU (`clusters`). Variables that an IPU strategy made, tensors that
+a program returned and operations in an IPU's scope name the IPU, as in the SDK.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from podrun.private_apis.tensorflow import private_module
 _IPU = re.compile(r"device:IPU:(\d+)", re.IGNORECASE)
 _NAME = "_ipu_device"
 """The attribute of what names an IPU as its device."""
+_HAS_PLACED = "_has_ipu_operations"
+"""The attribute of graphs that have such operations."""
 
 
 def placed_ordinal(graph: tf.Graph) -> int | None:
@@ -33,6 +36,17 @@ def placed_ordinal(graph: tf.Graph) -> int | None:
         elif "device:CPU" in text:
             ordinal = None
     return ordinal
+
+
+def placed_on(operation: tf.Operation) -> int | None:
+    """The number of the IPU device on which a program placed an operation; None for the host."""
+    hit = _IPU.search(getattr(operation, _NAME, None) or "")
+    return int(hit.group(1)) if hit else None
+
+
+def is_placed_graph(graph: tf.Graph) -> bool:
+    """Whether a program placed operations of a graph on IPUs."""
+    return bool(getattr(graph, _HAS_PLACED, False))
 
 
 def name_device(value: tf.Tensor, ordinal: int) -> tf.Tensor:
@@ -58,6 +72,7 @@ def changed_classes() -> list[tuple[Any, tuple[str, ...]]]:
         (operations.Graph, ("_apply_device_functions",)),
         (private_module("eager.context").Context, ("device",)),
         (private_module("compiler.xla.xla"), ("compile",)),
+        (operations.Operation, ("_set_device",)),
         *((owner, ("device",)) for owner in _named_classes()),
     ]
 
@@ -73,6 +88,7 @@ def install_devices() -> None:
     scope of an IPU make a program.
     """
     graph_class = private_module("framework.ops").Graph
+    operation_class = private_module("framework.ops").Operation
     context_class = private_module("eager.context").Context
     if getattr(graph_class._apply_device_functions, "ipus", False):
         return
@@ -84,12 +100,25 @@ def install_devices() -> None:
         if _IPU.search(chosen):
             op._set_device_from_string("/device:CPU:0")
             object.__setattr__(op, _NAME, chosen)
+            setattr(self, _HAS_PLACED, True)
 
     def device(self: Any, name: Any) -> Any:
         if isinstance(name, str) and _IPU.search(name):
             return contextlib.nullcontext()
         return eager_device(self, name)
 
+    set_device = operation_class._set_device
+
+    def set_on_host(self: Any, chosen: Any) -> None:
+        text = str(getattr(chosen, "display_name", chosen))
+        if not _IPU.search(text):
+            set_device(self, chosen)
+            return
+        self._set_device_from_string("/device:CPU:0")
+        object.__setattr__(self, _NAME, text)
+        setattr(self.graph, _HAS_PLACED, True)
+
+    operation_class._set_device = set_on_host
     apply_on_host.ipus = True  # type: ignore[attr-defined]
     graph_class._apply_device_functions = apply_on_host
     context_class.device = device

@@ -1,0 +1,138 @@
+"""Operations that version-1 programs place on an IPU without compiling them: a session runs them there."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed"
+)
+DEVICE = "/device:IPU:0"
+
+
+@pytest.fixture
+def tf(ipu: Any) -> Iterator[Any]:
+    """TensorFlow 1 with a graph of its own and one configured IPU."""
+    import tensorflow.compat.v1 as module
+
+    config = ipu.config.IPUConfig()
+    config.auto_select_ipus = 1
+    config.configure_ipu_system()
+    with module.Graph().as_default():
+        yield module
+
+
+def clusters_of(tf: Any) -> list[int]:
+    """How many clusters each kind of run had."""
+    plans = tf.get_default_graph()._ipu_clusters.plans.values()
+    return [len(clusters) for clusters, _ in plans]
+
+
+def test_halves_that_overflow_are_clipped_as_on_the_device(tf: Any) -> None:
+    with tf.device(DEVICE):
+        x = tf.placeholder(tf.float16, [None])
+        y = x * x
+    with tf.Session() as session:
+        assert session.run(y, {x: [1000.0, 2.0]}).tolist() == [65504.0, 4.0]
+        assert session.run(y, {x: [1.0, 2.0, 3.0]}).tolist() == [1.0, 4.0, 9.0]
+    assert clusters_of(tf) == [1]
+
+
+def test_training_writes_the_variables(tf: Any, ipu: Any) -> None:
+    with ipu.scopes.ipu_scope(DEVICE):
+        weight = tf.get_variable("w", initializer=np.float32([[1, 2], [3, 4], [5, 6], [7, 8]]))
+        bias = tf.get_variable("b", initializer=np.float32([2, 3]))
+        x = tf.placeholder(tf.float32, [1, 4])
+        loss = tf.reduce_sum(tf.matmul(x, weight) + bias)
+        train = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        nothing, first = session.run([train, loss], {x: [[7, 3, 5, 9]]})
+        after = session.run({"w": weight, "b": bias})
+    assert nothing is None
+    assert first == 237.0
+    np.testing.assert_allclose(after["w"], [[0.3, 1.3], [2.7, 3.7], [4.5, 5.5], [6.1, 7.1]], rtol=1e-5)
+    np.testing.assert_allclose(after["b"], [1.9, 2.9], rtol=1e-6)
+    assert clusters_of(tf) == [0, 1, 0]
+
+
+def test_what_only_an_ipu_computes_runs_and_is_differentiated(tf: Any, ipu: Any) -> None:
+    values = np.random.RandomState(0).rand(3, 4).astype(np.float32)
+    with ipu.scopes.ipu_scope(DEVICE):
+        x = tf.placeholder(tf.float32, [3, 4])
+        y = ipu.nn_ops.gelu(x, approximate=False)
+        gradient = tf.gradients(tf.reduce_sum(y), x)[0]
+    with tf.Session() as session:
+        own = session.run([y, gradient], {x: values})
+    from math import erf, exp, pi, sqrt
+
+    normal = np.vectorize(lambda v: 0.5 * (1 + erf(v / sqrt(2))))(values.astype(np.float64))
+    density = np.vectorize(lambda v: exp(-v * v / 2) / sqrt(2 * pi))(values.astype(np.float64))
+    np.testing.assert_allclose(own[0], values * normal, rtol=1e-5)
+    np.testing.assert_allclose(own[1], normal + values * density, rtol=1e-5)
+
+
+def test_host_and_device_take_turns_and_draw_each_element_once(tf: Any) -> None:
+    elements = tf.data.make_one_shot_iterator(tf.data.Dataset.range(10)).get_next()
+    with tf.device(DEVICE):
+        squared = tf.square(tf.cast(elements, tf.float32))
+    shifted = squared + 1.0
+    with tf.device(DEVICE):
+        root = tf.sqrt(shifted)
+    with tf.Session() as session:
+        rows = [session.run([elements, root]) for _ in range(3)]
+    assert [int(e) for e, _ in rows] == [0, 1, 2]
+    np.testing.assert_allclose([r for _, r in rows], np.sqrt(np.arange(3.0) ** 2 + 1), rtol=1e-6)
+    assert clusters_of(tf) == [2]
+
+
+def test_updates_happen_once_a_run(tf: Any) -> None:
+    with tf.device(DEVICE), tf.variable_scope("", use_resource=True):
+        count = tf.get_variable("count", shape=[], initializer=tf.zeros_initializer())
+        up = tf.assign_add(count, 1.0)
+    on_host = tf.group(up, tf.no_op())
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        for _ in range(5):
+            session.run(up)
+        session.run(on_host)
+        assert session.run(count) == 6.0
+
+
+def test_types_that_an_ipu_lacks(tf: Any) -> None:
+    with tf.device(DEVICE):
+        wide = tf.placeholder(tf.int64, [2])
+        exact = tf.placeholder(tf.float64, [2])
+        difference, double = wide - tf.constant([1, 2], tf.int64), exact + exact
+    with tf.Session() as session:
+        result = session.run(difference, {wide: [5, 5]})
+        assert result.dtype == np.int64
+        assert result.tolist() == [4, 3]
+        with pytest.raises(tf.errors.InvalidArgumentError, match="no supported kernel for IPU devices"):
+            session.run(double, {exact: [1.0, 2.0]})
+    with tf.Session(config=tf.ConfigProto(allow_soft_placement=True)) as session:
+        assert session.run(double, {exact: [1.0, 2.0]}).tolist() == [2.0, 4.0]
+
+
+def test_control_flow_of_version_1_stays_on_the_host(tf: Any) -> None:
+    with tf.device(DEVICE):
+        x = tf.placeholder(tf.float32, [])
+        y = tf.cond(x > 2.0, lambda: tf.exp(x), lambda: -x)
+    with tf.Session() as session:
+        np.testing.assert_allclose([session.run(y, {x: v}) for v in (1.0, 3.0)], [-1.0, np.exp(3)], rtol=1e-6)
+
+
+def test_colocated_operations_are_the_devices_too(tf: Any) -> None:
+    with tf.device(DEVICE):
+        x = tf.placeholder(tf.float32, [2])
+    with tf.get_default_graph().colocate_with(x):
+        y = x + 1.0
+    assert y.op.device == DEVICE
+    with tf.Session() as session:
+        assert session.run(y, {x: [1.0, 2.0]}).tolist() == [2.0, 3.0]
+    assert clusters_of(tf) == [1]
