@@ -53,6 +53,7 @@ _LAYERS = {
     for name in (
         "Embedding", "Dropout", "LayerNormalization", "GroupNormalization", "InstanceNormalization", "SerialDense",
         "RecomputationCheckpoint", "AssumeEqualAcrossReplicas", "CTCLoss", "CTCInferenceLayer", "CTCPredictionsLayer",
+        "ConvertToF8", "ConvertFromF8",
     )
 }  # fmt: skip
 _LAYERS |= {

@@ -55,6 +55,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "embedding_ops": ("layer_ops", "host_embeddings"),
     "math_ops": ("layer_ops",),
     "image_ops": ("layer_ops",),
+    "f8_ops": ("eight_bit_tensors",),
 }
 """A module of the SDK -> our modules whose names it has."""
 _COLLECTIVES = {
@@ -71,6 +72,7 @@ _COLLECTIVES = {
 }
 NAMES: dict[str, dict[str, str]] = {
     "loops": {"repeat": "repeat_loop"},
+    "f8_ops": {"Format": "EightBitFormat"},
     "test_utils": {
         "test_uses_ipus": "uses_ipus",
         "test_may_use_ipus_or_model": "may_use_ipus_or_model",
@@ -132,7 +134,6 @@ REFUSED = {
     "ipu_multi_worker_strategy": "IPUMultiWorkerStrategy; use PopDistStrategy or podrun --num-instances",
     "autoshard": "automatic sharding; use scopes.ipu_shard",
     "sharding_utils": "automatic sharding; use scopes.ipu_shard",
-    "f8_ops": "float8; use float16",
     "dataset_extractor": "files for the Poplar executable runner; use tf.data",
     "variable_extractor": "files for the Poplar executable runner; use tf.train.Saver",
     "summary_ops": "summaries of compilations, which the SDK removed; use podrun profile",

@@ -113,3 +113,31 @@ def product_with_rows(a: Array, b: Array) -> Array:
         product = lax.dot_general(b, a.reshape(1, -1), (((1,), (1,)), ((), ())), preferred_element_type=sums)
         return product.reshape(*a.shape[:-1], b.shape[0])
     return lax.dot_general(a, b, (((a.ndim - 1,), (1,)), ((), ())), preferred_element_type=sums)
+
+
+def eight_bit_floats(xp: Any, x: Any, metadata: Any) -> Any:
+    """The bytes of numbers as 8-bit floats of IPUs. ``metadata``: a byte whose bit 7 is set for the format 1.4.3 (else
+    1.5.2), and whose low 6 bits are a scale: a byte with the value v stands for v * 2^scale. Too large numbers become
+    the greatest. ``xp``: NumPy or JAX's.
+    """
+    scaled = x.astype(xp.float32) * xp.exp2(-_scale_in(xp, metadata))
+    kinds = []
+    for kind in (jnp.float8_e4m3fnuz, jnp.float8_e5m2fnuz):
+        greatest = float(jnp.finfo(kind).max)  # type: ignore[no-untyped-call]
+        kinds.append(xp.clip(scaled, -greatest, greatest).astype(kind).view(xp.uint8))
+    return xp.where(_is_143(xp, metadata), *kinds)
+
+
+def from_eight_bit_floats(xp: Any, data: Any, metadata: Any) -> Any:
+    """The numbers of such bytes, in float32."""
+    kinds = [data.view(kind).astype(xp.float32) for kind in (jnp.float8_e4m3fnuz, jnp.float8_e5m2fnuz)]
+    return xp.where(_is_143(xp, metadata), *kinds) * xp.exp2(_scale_in(xp, metadata))
+
+
+def _is_143(xp: Any, metadata: Any) -> Any:
+    return xp.asarray(metadata).astype(xp.int32) >= 128
+
+
+def _scale_in(xp: Any, metadata: Any) -> Any:
+    low = xp.asarray(metadata).astype(xp.int32) & 0x3F
+    return xp.where(low >= 32, low - 64, low).astype(xp.float32)

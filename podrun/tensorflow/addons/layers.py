@@ -7,11 +7,13 @@ Keras' axes. Hints (`RecomputationCheckpoint`, `AssumeEqualAcrossReplicas`) chan
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 import tf_keras
 
 from podrun.tensorflow.capture.markers import mark
+from podrun.tensorflow.sdk.eight_bit_tensors import QuarterTensor, convert_from_f8, convert_to_f8
 from podrun.tensorflow.sdk.layer_ops import ipu_serialized_matmul, seeded_dropout
 from podrun.tensorflow.sdk.sequence_losses import (
     ctc_loss_v2,
@@ -19,6 +21,9 @@ from podrun.tensorflow.sdk.sequence_losses import (
     label_paths_of_log_probs,
     label_paths_of_logits,
 )
+
+if TYPE_CHECKING:
+    from podrun.tensorflow.sdk.eight_bit_tensors import Metadata
 
 KerasInitializer = object
 """The name of an initializer of Keras, or one."""
@@ -355,3 +360,23 @@ class CTCPredictionsLayer(CTCInferenceLayer):
         ends = tf.gather(lengths, best, batch_dims=1)
         places = tf.range(int(labels.shape[-1]), dtype=tf.int32)[None]
         return tf.where(places < ends[:, None], chosen, tf.fill(tf.shape(chosen), self.blank_index))
+
+
+class ConvertToF8(tf_keras.layers.Layer):  # type: ignore[misc]
+    """Numbers as 8-bit floats: bytes and metadata in a list."""
+
+    def call(self, data: tf.Tensor, metadata: Metadata, **kwargs: object) -> list[tf.Tensor]:
+        """``metadata``: what `create_metadata` gave, or a tensor of it."""
+        output = convert_to_f8(data, metadata)
+        return [output.data, output.metadata]
+
+
+class ConvertFromF8(tf_keras.layers.Layer):  # type: ignore[misc]
+    """Numbers of the type ``dtype`` of 8-bit floats."""
+
+    def __init__(self, dtype: tf.DType = tf.float16, **kwargs: object) -> None:
+        super().__init__(dtype=dtype, **kwargs)
+
+    def call(self, inputs: Sequence[object], **kwargs: object) -> tf.Tensor:
+        """``inputs``: bytes and metadata."""
+        return convert_from_f8(QuarterTensor(*inputs), dtype=tf.as_dtype(self.dtype))

@@ -14,6 +14,7 @@ from podrun.compiler.model_collectives import (
 )
 from podrun.core.errors import UnimplementedError, UsageError
 from podrun.numerics.ctc import alignment_losses, best_label_sequences
+from podrun.numerics.precision import eight_bit_floats, from_eight_bit_floats
 from podrun.runtime.graph import Node
 from podrun.runtime.operators import Context
 from podrun.runtime.user_operators import attributes_in_text, find_user_operator, with_own_gradient
@@ -159,3 +160,13 @@ def _sparse_ctc(
     loss = losses(x)
     gradient = jax.grad(lambda scores: losses(scores).sum())(jax.lax.stop_gradient(x))
     return loss.astype(x.dtype), jax.lax.stop_gradient(gradient)
+
+
+@computes("Podrun:to_eight_bits")
+def _to_eight_bits(ctx: Context, node: Node, x: Array, metadata: Array) -> Array:
+    return eight_bit_floats(jnp, jnp.asarray(x), metadata)
+
+
+@computes("Podrun:from_eight_bits")
+def _from_eight_bits(ctx: Context, node: Node, data: Array, metadata: Array) -> Array:
+    return from_eight_bit_floats(jnp, jnp.asarray(data), metadata)

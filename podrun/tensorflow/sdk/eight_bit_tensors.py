@@ -1,0 +1,183 @@
+"""``f8_ops``: tensors of 8-bit floats, which are bytes beside metadata: a format and a scale.
+
+A byte with the value v stands for v * 2^scale. The formats are those of the IPU, which have no infinity and one NaN:
+F143 (4 bits of exponent, 3 of significand, up to 240) and F152 (5 and 2, up to 57344). What is larger is clipped.
+Products and convolutions are computed in float32 and give halves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from enum import IntEnum
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+import tensorflow as tf
+
+from podrun.numerics.precision import eight_bit_floats, from_eight_bit_floats
+from podrun.tensorflow.capture.markers import mark
+
+if TYPE_CHECKING:
+    Strides: TypeAlias = int | Sequence[int]
+    Metadata: TypeAlias = int | np.ndarray | tf.Tensor
+
+
+class EightBitFormat(IntEnum):
+    """The bits of an 8-bit float: sign, exponent, significand."""
+
+    F143 = 0
+    F152 = 1
+
+
+def create_metadata(fmt: EightBitFormat, scale: int = 0) -> int:
+    """The byte that says format and scale: bit 7 for F143, and the scale in 6 bits."""
+    return (128 if fmt == EightBitFormat.F143 else 0) | (scale & 0x3F)
+
+
+class QuarterTensor:
+    """A tensor of 8-bit floats. ``data``: bytes; ``metadata``: what `create_metadata` gave, or a scalar tensor.
+
+    TypeError for data of another type.
+    """
+
+    def __init__(self, data: tf.Tensor, metadata: Metadata) -> None:
+        self.data = _bytes_of(data)
+        self.metadata = metadata
+
+    def numpy(self) -> list[object]:
+        """Bytes and metadata."""
+        return [self.data.numpy(), self.metadata]
+
+    def assign(self, new_values: Sequence[object], **kwargs: object) -> None:
+        """Take bytes and metadata as `numpy` gives them."""
+        self.data = _bytes_of(new_values[0])
+        self.metadata = new_values[1]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, QuarterTensor):
+            return NotImplemented
+        own, others = self.numpy(), other.numpy()
+        return all(np.array_equal(np.asarray(a), np.asarray(b)) for a, b in zip(own, others, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def shape(self) -> tf.TensorShape:
+        """The shape of the bytes."""
+        return self.data.shape
+
+    @property
+    def dtype(self) -> tf.DType:
+        """The type of the bytes."""
+        return tf.uint8
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: object) -> tf.Tensor:
+        return self.data[index]
+
+    def __iter__(self) -> Iterator[object]:
+        return iter([self.data, self.metadata])
+
+
+def _bytes_of(data: object) -> tf.Tensor:
+    held = tf.Variable(data) if isinstance(data, np.ndarray) else data
+    if getattr(held, "dtype", None) != tf.uint8:
+        raise TypeError(
+            f"Trying to set/update QuarterTensor data with a tensor of type {getattr(held, 'dtype', type(data))}, but "
+            "only uint8 are supported. Check that data is a value returned by `convert_to_f8`"
+        )
+    return held
+
+
+def convert_to_f8(values: tf.Tensor, metadata: Metadata, name: str | None = None) -> QuarterTensor:
+    """Numbers of any type, as halves, rounded to the nearest 8-bit float; the metadata is handed on as a tensor."""
+    halves = tf.cast(values, tf.float16)
+    said = tf.convert_to_tensor(metadata, tf.uint8)
+    if tf.executing_eagerly():
+        return QuarterTensor(tf.constant(eight_bit_floats(np, halves.numpy(), said.numpy())), said)
+    (data,) = mark("to_eight_bits", [halves, said], [tf.TensorSpec(halves.shape, tf.uint8)], name=name)
+    return QuarterTensor(data, said)
+
+
+def convert_from_f8(
+    packed_input: QuarterTensor | Sequence[object], dtype: tf.DType = tf.float16, name: str | None = None
+) -> tf.Tensor:
+    """The numbers of 8-bit floats: halves, or as another type."""
+    return tf.cast(tf.cast(_floats(QuarterTensor(*packed_input), name), tf.float16), dtype)
+
+
+def _floats(value: object, name: str | None = None) -> tf.Tensor:
+    """A tensor in float32."""
+    if not isinstance(value, QuarterTensor):
+        return tf.cast(value, tf.float32)
+    said = tf.convert_to_tensor(value.metadata, tf.uint8)
+    data = tf.convert_to_tensor(value.data)
+    if tf.executing_eagerly():
+        return tf.constant(from_eight_bit_floats(np, data.numpy(), said.numpy()))
+    (floats,) = mark("from_eight_bits", [data, said], [tf.TensorSpec(data.shape, tf.float32)], name=name)
+    return floats
+
+
+def _checked(value: object, rank: int) -> tf.Tensor:
+    floats = _floats(value)
+    if not floats.shape.is_fully_defined():
+        raise Exception(f"Input shape must be fully defined: {floats}")  # noqa: TRY002 - the SDK's class and words
+    floats.shape.assert_has_rank(rank)
+    return floats
+
+
+def f8_matmul(lhs: object, rhs: object, name: str = "f8_matmul") -> tf.Tensor:
+    """The product of two matrices, or of groups of them; each is a `QuarterTensor` or a tensor. Gives halves."""
+    left, right = (_checked(v, 2 if len(v.shape) == 2 else 3) for v in (lhs, rhs))  # type: ignore[attr-defined]
+    return tf.cast(tf.matmul(left, right), tf.float16, name=name)
+
+
+def f8_conv_1d(
+    inputs: object,
+    filters: object,
+    strides: Strides,
+    padding: str,
+    data_format: str = "NWC",
+    dilations: Strides = (1,),
+    name: str = "f8_conv_1d",
+) -> tf.Tensor:
+    """A convolution along one axis. ValueError for another ``data_format`` than NWC and NCW. Gives halves."""
+    if data_format not in ("NWC", "NCW"):
+        raise ValueError(f"`data_format` must be 'NWC' or 'NCW'. Received: data_format={data_format}")
+    x, w = _checked(inputs, 3), _checked(filters, 3)
+    y = tf.nn.conv1d(
+        x, w, strides, padding, data_format=data_format, dilations=list(np.atleast_1d(dilations))
+    )
+    return tf.cast(y, tf.float16, name=name)
+
+
+def f8_conv_2d(
+    inputs: object,
+    filters: object,
+    strides: Strides,
+    padding: str | Sequence[Sequence[int]],
+    data_format: str = "NHWC",
+    dilations: Strides = (1, 1, 1, 1),
+    name: str = "f8_conv_2d",
+) -> tf.Tensor:
+    """A convolution over images. Gives halves."""
+    x, w = _checked(inputs, 4), _checked(filters, 4)
+    y = tf.nn.conv2d(x, w, strides, padding, data_format=data_format, dilations=dilations)
+    return tf.cast(y, tf.float16, name=name)
+
+
+def f8_conv_3d(
+    inputs: object,
+    filters: object,
+    strides: Sequence[int],
+    padding: str,
+    data_format: str = "NDHWC",
+    dilations: Sequence[int] = (1, 1, 1, 1, 1),
+    name: str = "f8_conv_3d",
+) -> tf.Tensor:
+    """A convolution over volumes. Gives halves."""
+    x, w = _checked(inputs, 5), _checked(filters, 5)
+    y = tf.nn.conv3d(x, w, list(strides), padding, data_format=data_format, dilations=list(dilations))
+    return tf.cast(y, tf.float16, name=name)

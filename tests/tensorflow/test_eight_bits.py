@@ -1,0 +1,109 @@
+"""8-bit floats of IPUs against their definition: a table of the values of all bytes, in float64."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed"
+)
+EXPONENT_BITS = {"F143": 4, "F152": 5}
+
+
+def values_of_bytes(form: str) -> np.ndarray:
+    """The value of each byte: sign, exponent with the bias 2^(bits - 1), significand. Minus zero is NaN."""
+    bits = EXPONENT_BITS[form]
+    least = 7 - bits
+    codes = np.arange(256)
+    exponent, significand = codes >> least & (1 << bits) - 1, codes & (1 << least) - 1
+    bias = 1 << bits - 1
+    normal = (1 + significand / 2.0**least) * 2.0 ** (exponent - bias)
+    small = significand / 2.0**least * 2.0 ** (1 - bias)
+    values = np.where(exponent > 0, normal, small) * np.where(codes > 127, -1.0, 1.0)
+    values[128] = np.nan
+    return values
+
+
+def nearest(form: str, x: np.ndarray) -> np.ndarray:
+    """The nearest values, of two equally near ones that with an even byte; too large ones become the greatest."""
+    table = values_of_bytes(form)[:128]
+    scaled = np.abs(x.astype(np.float64))
+    distance = np.abs(scaled[:, None] - table[None])
+    best = distance.min(axis=1, keepdims=True)
+    tied = np.where(distance == best, np.arange(128) % 2, 2)
+    return table[tied.argmin(axis=1)] * np.sign(x)
+
+
+NUMBERS = np.float16(
+    [0.0, 1.0, -1.0, 0.3, -0.75, 17.0, 18.0, 19.0, 21.0, 239.0, 250.0, -60000.0, 0.001, -0.0004, 2.5]
+)
+
+
+@pytest.mark.parametrize("form", EXPONENT_BITS)
+@pytest.mark.parametrize("scale", [-3, 0, 2])
+def test_numbers_are_rounded_to_the_nearest(ipu: Any, form: str, scale: int) -> None:
+    import tensorflow.compat.v1 as tf
+
+    f8 = ipu.f8_ops
+    with tf.Graph().as_default(), tf.Session() as session:
+        x, said = tf.placeholder(tf.float16, NUMBERS.shape), tf.placeholder(tf.uint8, [])
+        with ipu.scopes.ipu_scope("/device:IPU:0"):
+            results = ipu.ipu_compiler.compile(
+                lambda x, said: f8.convert_from_f8(f8.convert_to_f8(x, said), tf.float32), [x, said]
+            )
+        fed = {x: NUMBERS, said: f8.create_metadata(f8.Format[form], scale)}
+        own = session.run(results, fed)[0]
+    expected = nearest(form, NUMBERS / np.float64(2.0**scale)) * 2.0**scale
+    np.testing.assert_array_equal(own, np.clip(expected, -65504, 65504).astype(np.float16).astype(np.float32))
+
+
+def test_all_bytes_have_their_values_in_eager_mode(ipu: Any) -> None:
+    import tensorflow as tf
+
+    codes = np.arange(256, dtype=np.uint8)
+    for form in EXPONENT_BITS:
+        said = ipu.f8_ops.create_metadata(ipu.f8_ops.Format[form], 0)
+        own = ipu.f8_ops.convert_from_f8(ipu.f8_ops.QuarterTensor(tf.constant(codes), said), tf.float32)
+        np.testing.assert_array_equal(own.numpy(), values_of_bytes(form).astype(np.float32))
+        exact = np.delete(codes, 128)
+        back = ipu.f8_ops.convert_to_f8(tf.constant(values_of_bytes(form)[exact], tf.float16), said)
+        np.testing.assert_array_equal(back.data.numpy(), exact)
+
+
+def test_products_and_convolutions_give_halves(ipu: Any) -> None:
+    import tensorflow.compat.v1 as tf
+
+    f8 = ipu.f8_ops
+    said = f8.create_metadata(f8.Format.F143, 1)
+    with tf.Graph().as_default(), tf.Session() as session:
+        a, image = tf.placeholder(tf.float16, [2, 2]), tf.placeholder(tf.float16, [1, 5, 5, 1])
+
+        def net(a: Any, image: Any) -> Any:
+            kernel = tf.fill([3, 3, 1, 1], tf.constant(2.0, tf.float16))
+            x, w = f8.convert_to_f8(image, said), f8.convert_to_f8(kernel, said)
+            line = f8.f8_conv_1d(image[:, 0], kernel[0], 1, "SAME")
+            volume = f8.f8_conv_3d(image[:, None], kernel[None], [1] * 5, "SAME")
+            quarter = f8.convert_to_f8(a, said)
+            return f8.f8_matmul(quarter, quarter), f8.f8_conv_2d(x, w, 1, "SAME"), line, volume
+
+        with ipu.scopes.ipu_scope("/device:IPU:0"):
+            results = ipu.ipu_compiler.compile(net, [a, image])
+        product, plane, line, volume = session.run(
+            results, {a: [[0, 2], [2, 1]], image: np.ones([1, 5, 5, 1])}
+        )
+    assert product.dtype == np.float16
+    assert product.tolist() == [[4, 2], [2, 5]]
+    assert plane[0, :, :, 0].tolist() == [[8, 12, 12, 12, 8], *[[12, 18, 18, 18, 12]] * 3, [8, 12, 12, 12, 8]]
+    assert line[0, :, 0].tolist() == [4, 6, 6, 6, 4]
+    np.testing.assert_array_equal(volume[:, 0], plane)
+
+
+def test_data_must_be_bytes(ipu: Any) -> None:
+    import tensorflow as tf
+
+    with pytest.raises(TypeError, match="only uint8 are supported"):
+        ipu.f8_ops.QuarterTensor(tf.constant([1.0]), 0)
