@@ -347,7 +347,7 @@ class _SessionPlan:
         effects = [o for o in own if not o.outputs]
         keys = [input_key(t, i) for i, t in enumerate(inputs.values())]
         done = frozenset({t.op for t in inputs.values()} | {o for o in needed - own if o.type != "Const"})
-        part = ProgramPart(list(inputs.values()), keys, done=done, ordinal=ordinal)
+        part = ProgramPart(ordinal, list(inputs.values()), keys, done=done)
         graph = PlacedGraph(self.graph, ordinal, number)
         read = partial(HostProgram, graph, results, effects, part=part)
         program, operators = read(), TensorFlowOperators()
