@@ -137,8 +137,8 @@ class ClusterPlans:
         for cluster in clusters:
             cluster.run(known, compute)
         last = [t for t in tensors if t.ref() not in known] + [t for t in targets if t not in on_device]
-        given = {key.deref(): value for key, value in known.items()}
-        values = plain(session, last, given, *rest) if last else []
+        feeds = {key.deref(): value for key, value in known.items()}
+        values = plain(session, last, feeds, *rest) if last else []
         known.update((t.ref(), v) for t, v in zip(last, values, strict=True) if isinstance(t, tf.Tensor))
         return handler.build_results(session, [known[t.ref()] for t in tensors])
 
@@ -209,7 +209,7 @@ def differentiated_on_device(targets: Sequence[Any], sources: Sequence[Any]) -> 
     return len(devices) == 1 and None not in devices
 
 
-class PlacedGraph:
+class ClusterGraph:
     """A graph of a session as one of a program on an IPU."""
 
     def __init__(self, graph: tf.Graph, ordinal: int, number: int) -> None:
@@ -348,7 +348,7 @@ class _SessionPlan:
         keys = [input_key(t, i) for i, t in enumerate(inputs.values())]
         done = frozenset({t.op for t in inputs.values()} | {o for o in needed - own if o.type != "Const"})
         part = ProgramPart(ordinal, list(inputs.values()), keys, done=done)
-        graph = PlacedGraph(self.graph, ordinal, number)
+        graph = ClusterGraph(self.graph, ordinal, number)
         read = partial(HostProgram, graph, results, effects, part=part)
         program, operators = read(), TensorFlowOperators()
         for node in program.step.nodes:
