@@ -11,6 +11,7 @@ from tf_keras.optimizers.legacy import Optimizer
 from podrun.tensorflow.keras.accumulating_optimizers import accumulated_update
 from podrun.tensorflow.sdk.gradient_accumulation import (
     Accumulation,
+    AccumulatorType,
     GradientAccumulationReductionMethod,
     GradientPairs,
 )
@@ -85,7 +86,7 @@ class KerasGradientAccumulation(WrappedOptimizer):
         num_mini_batches: int,
         offload_weight_update_variables: bool | None = None,
         replicated_optimizer_state_sharding: bool = False,
-        dtype: tf.DType | Callable[[tf.Variable], tf.DType] | None = None,
+        dtype: AccumulatorType = None,
         reduction_method: str | GradientAccumulationReductionMethod = "SUM",
         name: str = "GradientAccumulationOptimizer",
         **kwargs: object,

@@ -28,7 +28,9 @@ _OUTPUTS = "The loop body must return zero or more Tensor values followed by zer
 
 @dataclass(frozen=True, slots=True)
 class DeviceLoop:
-    """A loop in a program. ``first``: the position of the program's own values among the body's inputs."""
+    """A loop in a program. ``effects``: operations that each iteration runs besides what its values need; ``first``:
+    the position of the program's own values among the body's inputs.
+    """
 
     body_graph: FunctionGraph
     condition_graph: FunctionGraph

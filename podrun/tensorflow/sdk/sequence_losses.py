@@ -136,10 +136,11 @@ def _sampled_logits(
     inputs: tf.Tensor,
     num_sampled: int,
     num_classes: int,
+    num_true: int,
     remove_hits: bool,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Logits of the true classes ``[batch, true]`` and of the drawn ones ``[batch, num_sampled]``, less the logarithm
-    of what is expected of each.
+    """Logits of the true classes, then of the drawn ones, less the logarithm of what is expected of each, and what they
+    should be: ``[batch, num_true + num_sampled]`` both.
     """
     drawn, expected = _sampled(num_sampled, True, num_classes)
     labels = tf.cast(labels, tf.int32)
@@ -151,7 +152,8 @@ def _sampled_logits(
     if remove_hits:
         hit = tf.reduce_any(labels[:, :, None] == drawn[None, None, :], 1)
         others = tf.where(hit, tf.cast(-1e4, others.dtype), others)
-    return true, others
+    targets = tf.concat([tf.ones_like(true) / num_true, tf.zeros_like(others)], 1)
+    return tf.concat([true, others], 1), targets
 
 
 def ipu_sampled_softmax_loss(
@@ -168,11 +170,9 @@ def ipu_sampled_softmax_loss(
     name: str | None = None,
 ) -> tf.Tensor:
     """``tf.nn.sampled_softmax_loss`` with classes that the device draws: ``[batch]``."""
-    true, others = _sampled_logits(
-        weights, biases, labels, inputs, num_sampled, num_classes, remove_accidental_hits
+    logits, targets = _sampled_logits(
+        weights, biases, labels, inputs, num_sampled, num_classes, num_true, remove_accidental_hits
     )
-    logits = tf.concat([true, others], 1)
-    targets = tf.concat([tf.ones_like(true) / num_true, tf.zeros_like(others)], 1)
     return tf.nn.softmax_cross_entropy_with_logits(labels=targets, logits=logits)
 
 
@@ -189,9 +189,7 @@ def ipu_nce_loss(
     name: str | None = None,
 ) -> tf.Tensor:
     """``tf.nn.nce_loss`` with classes that the device draws: ``[batch]``."""
-    true, others = _sampled_logits(
-        weights, biases, labels, inputs, num_sampled, num_classes, remove_accidental_hits
+    logits, targets = _sampled_logits(
+        weights, biases, labels, inputs, num_sampled, num_classes, num_true, remove_accidental_hits
     )
-    logits = tf.concat([true, others], 1)
-    targets = tf.concat([tf.ones_like(true) / num_true, tf.zeros_like(others)], 1)
     return tf.reduce_sum(tf.nn.sigmoid_cross_entropy_with_logits(labels=targets, logits=logits), 1)

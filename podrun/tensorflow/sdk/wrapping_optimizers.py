@@ -155,7 +155,7 @@ class GradientAccumulationOptimizer(GradientAccumulationOptimizerV2):
 
 
 class CrossReplicaGradientAccumulationOptimizer(GradientAccumulationOptimizer):
-    """The first version, with an average over replicas."""
+    """`GradientAccumulationOptimizer` with the gradients of an update averaged over the replicas."""
 
     _reduce = staticmethod(mean_over_replicas)
 
