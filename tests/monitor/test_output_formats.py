@@ -106,7 +106,7 @@ def test_lists_of_vipu_admin(busy: Pod) -> None:
     assert len(rows) == len(document["agents"]) == 4
 
 
-def test_ps_and_cache(pod: Pod) -> None:
+def test_ps_and_cache_say_the_same_in_every_format(pod: Pod) -> None:
     check_formats("podrun-ps", ps)
     check_formats("podrun-cache", cache_info)
 

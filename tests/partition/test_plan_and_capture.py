@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from podrun.partition.client.vipu_client import VipuClient
 from podrun.partition.commands.get import asked_for
 from podrun.partition.commands.vipu import vipu_command
 from podrun.partition.state import events as ev
+from podrun.partition.state.accounts import Account, Role
 from podrun.partition.state.allocator import Allocator
 from podrun.partition.state.capture import capture_json, read_capture
 from podrun.partition.state.explanations import explain_request
@@ -167,13 +169,11 @@ def test_a_simulation_goes_on_from_a_captured_pod(
     assert f"podrun simulate JOBS --start {path}" in said
 
 
-def test_only_who_sees_the_whole_pod_captures_it(make_pod: object) -> None:
-    pod: Pod = make_pod(secure=True)  # type: ignore[operator]
+def test_only_who_sees_the_whole_pod_captures_it(make_pod: Callable[..., Pod]) -> None:
+    pod = make_pod(secure=True)
     accounts = pod.desk.accounts
     assert accounts is not None
     name = pod.cluster.allocations[0].name if pod.cluster.allocations else "alloc"
-    from podrun.partition.state.accounts import Account, Role
-
     key = accounts.create(Account("alice", Role.USER, (name,)))
     with (
         VipuClient("127.0.0.1", pod.port, timeout=60, account=("alice", key)) as client,

@@ -68,7 +68,9 @@ def test_intervals_of_checkpoints(mttf: float, cost: float, young: float, daly: 
         (120_300, 12_218, 0.89848),
     ],
 )
-def test_the_best_period(mttf: float, optimum: float, share: float) -> None:
+def test_the_best_period_and_its_efficiency_are_the_published_ones(
+    mttf: float, optimum: float, share: float
+) -> None:
     period = optimal_period(600, mttf)
     assert period == pytest.approx(optimum, rel=2e-4)
     assert periodic_efficiency(period, 600, mttf, 600, 60) == pytest.approx(share, abs=1e-5)

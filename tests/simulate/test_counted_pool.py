@@ -135,7 +135,7 @@ def test_kth_has_the_published_slowdown(
         assert figures.mean_wait_s == pytest.approx(353_776, rel=1e-3)
 
 
-def test_kth_with_known_run_times(kth: list[TraceJob]) -> None:
+def test_kth_has_the_published_slowdown_where_run_times_are_known(kth: list[TraceJob]) -> None:
     figures = queue_figures(CountedPool(100, "easy").run(clairvoyant(kth)), 100)
     assert figures.mean_bounded_slowdown == pytest.approx(71.294, rel=1e-3)
 

@@ -332,7 +332,9 @@ def _descended(program: Program, wrap: Callable[[Any], Any], steps: int = 4) -> 
 
 
 @pytest.mark.parametrize(("method", "expected"), [("sum", -6.0), ("MEAN", -3.0), ("running_mean", -3.0)])
-def test_accumulating_optimizers(program: Program, method: str, expected: float) -> None:
+def test_an_accumulating_optimizer_updates_by_its_reduction(
+    program: Program, method: str, expected: float
+) -> None:
     kind = program.ipu.optimizers.GradientAccumulationOptimizerV2
     assert _descended(program, lambda o: kind(o, 2, reduction_method=method)) == expected
 
