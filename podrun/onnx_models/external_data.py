@@ -50,7 +50,7 @@ def external_file(
     if folder is None:
         raise UsageError(
             f"{name} keeps its data in '{location}', but a model from bytes has no folder",
-            hint="give the model's path instead of its bytes",
+            hint="Give the model's path instead of its bytes.",
         )
     if not location or "\0" in location:
         raise UsageError(

@@ -97,7 +97,7 @@ def read_light_onnx_model(
 def _read(path: Path, label: str) -> bytes:
     try:
         if not path.is_file():
-            raise UsageError(f"{label} is not a file", hint="give the path of an .onnx file")
+            raise UsageError(f"{label} is not a file", hint="Give the path of an .onnx file.")
         size = path.stat().st_size
         if size > MOST_MODEL_BYTES:
             raise UsageError(f"{label} has {size} bytes; an ONNX file has at most {MOST_MODEL_BYTES}")

@@ -168,6 +168,10 @@ def _parse(line: str, name: str, number: int) -> dict[str, Any]:
         if isinstance(fields, dict):
             return fields
         raise ValueError("it is no JSON object")
+    except json.JSONDecodeError as error:
+        if number == 1:
+            raise RecordError(f"{name} is no record of a launch: its first line is no JSON") from error
+        raise RecordError(f"the record {name}, line {number}: it is no JSON ({error.msg})") from error
     except (ValueError, RecursionError) as error:
         raise RecordError(f"the record {name}, line {number}: {error}") from error
 

@@ -100,7 +100,7 @@ class NodeContext:
             raise UnsupportedError(
                 f"{self.node.describe()} needs the value of its input {index}, '{tensor.name}', while compiling "
                 "(it decides a shape), but it is computed from data that change from run to run",
-                hint="make it a constant or an initializer; programs on IPUs have static shapes",
+                hint="Make it a constant or an initializer; programs on IPUs have static shapes.",
             )
         self.session.demanded |= tensor.origins
         return np.asarray(tensor.known)

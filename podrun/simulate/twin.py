@@ -50,6 +50,10 @@ def read_incidents(path: Path) -> list[_Recorded]:
             continue
         try:
             incidents.append(_checked(path, number, json.loads(line)))
+        except json.JSONDecodeError as error:
+            raise ConfigError(
+                f"{path}:{number}: this is no incident, for it is no JSON: {error.msg}", hint=_HINT
+            ) from None
         except ValueError as error:
             raise ConfigError(f"{path}:{number}: this is no incident: {error}", hint=_HINT) from None
     if not incidents:

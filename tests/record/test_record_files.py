@@ -86,6 +86,11 @@ def test_lines_that_are_no_events_are_named(line: str) -> None:
         parse_record("\n".join(lines) + "\n", "f")
 
 
+def test_a_file_of_another_kind_is_no_record() -> None:
+    with pytest.raises(RecordError, match=r"notes\.md is no record of a launch: its first line is no JSON"):
+        parse_record("# Notes\n\nof yesterday\n", "notes.md")
+
+
 def test_a_fault_that_is_none_is_named_with_its_record() -> None:
     """It was written by another release, or by hand."""
     import hashlib

@@ -106,7 +106,7 @@ def _key(ctx: Context, node: Node) -> Any:
     if "seed" in node.attributes:
         raise UnsupportedError(
             f"{node.describe()}: Optional seed attribute is not supported. Use session::setRandomSeed instead.",
-            hint="leave it out, and set the seed with session.setRandomSeed (or run(..., seed=...) of the backend)",
+            hint="Leave it out, and set the seed with session.setRandomSeed (or run(..., seed=...) of the backend).",
         )
     return ctx.key()
 
