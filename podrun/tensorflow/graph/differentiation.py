@@ -87,7 +87,9 @@ def differentiate(
 ) -> list[str]:
     """Add the node; returns the names of the gradients, one for each source. ``zeros``: zeros like a source."""
     behind = _behind_others(builder, sources)
-    path = _shifted(_between(builder, [s for s in sources if s not in behind], targets), behind)
+    between = _between(builder, [s for s in sources if s not in behind], targets)
+    cuts = {id(node) for node in between if node.op_type == "Differentiate"}
+    path = _shifted(between, behind)
     shifts = {name: builder.constant(zeros(name)) for name in behind}
     label = builder.unique("gradients")
     gradients = [f"{label}:{i}" for i in range(len(sources))]
@@ -97,7 +99,12 @@ def differentiate(
     taken = [
         n
         for n in builder.nodes
-        if id(n) in staying and id(n) not in before and not names.isdisjoint(n.outputs)
+        if id(n) in staying
+        and id(n) not in before
+        and not names.isdisjoint(n.outputs)
+        and (
+            n.op_type != "Differentiate" or id(n) in cuts
+        )  # An earlier cut gives some of these names as well.
     ]
     own = [output for node in taken for output in node.outputs]
     inner = tuple(f"{name}/shift" if name in shifts else name for name in sources)

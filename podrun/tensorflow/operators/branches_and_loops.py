@@ -13,7 +13,7 @@ from jax import lax
 from podrun.numerics.precision import is_float
 from podrun.runtime.graph import Node, OperatorGraph
 from podrun.runtime.operators import Context
-from podrun.tensorflow.operators.table import Array, computes
+from podrun.tensorflow.operators.table import Array, computes, tracing_gradients
 
 ArrayTuple = tuple[Array, ...]
 """Values that go through a loop, a branch or a derivative together."""
@@ -30,7 +30,8 @@ def _differentiate(ctx: Context, node: Node, *inputs: Array) -> tuple[Array, ...
     sources = [jnp.asarray(x) for x in inputs[:count]]
 
     def forward(*values: Array) -> tuple[list[Array], list[Array]]:
-        results = [jnp.asarray(r) for r in ctx.run(node["graph"], values)]
+        with tracing_gradients():
+            results = [jnp.asarray(r) for r in ctx.run(node["graph"], values)]
         return results[:targets], results[targets:]
 
     values, backward, others = jax.vjp(forward, *sources, has_aux=True)

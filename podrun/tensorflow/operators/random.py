@@ -72,14 +72,11 @@ def _algorithm(ctx: Context, node: Node) -> Array:
     return jnp.ones((), jnp.int32)
 
 
-@computes("Podrun:dropout", attributes="rate noise_shape seeded", random=True)
-def _dropout(ctx: Context, node: Node, x: Array, *seed: Array) -> Array:
-    """``x`` scaled where it is kept, zero elsewhere; with a seed the mask is the seed's alone."""
+@computes("Podrun:dropout", attributes="rate noise_shape")
+def _dropout(ctx: Context, node: Node, x: Array, seed: Array) -> Array:
+    """``x`` scaled where it is kept, zero elsewhere; the mask is the seed's alone."""
     shape = tuple(node["noise_shape"] or x.shape)
-    if node["seeded"]:
-        words = seed[0].reshape(-1)
-        key = jax.random.fold_in(jax.random.key(words[0]), words[-1])
-    else:
-        key = ctx.key()
+    words = seed.reshape(-1)
+    key = jax.random.fold_in(jax.random.key(words[0]), words[-1])
     kept = jax.random.uniform(key, shape) >= node["rate"]
     return jnp.where(kept, x * jnp.asarray(1 / (1 - node["rate"]), x.dtype), jnp.zeros((), x.dtype))

@@ -6,8 +6,10 @@ numbers. Functions are registered by the modules of this room (`computes`).
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,7 +67,7 @@ def computes(
 
 EXACT = frozenset({
     "Const", "Result", "Store", "Reshape", "Transpose", "ConcatV2", "Pack", "Unpack", "GatherV2", "Slice",
-    "StridedSlice", "Squeeze", "ExpandDims", "Relu", "MaxPool", "Differentiate", "Branch", "Loop",
+    "StridedSlice", "Squeeze", "ExpandDims", "Relu", "MaxPool", "Branch", "Loop",
     "CustomGradient", "ReadVariableOp",
 })  # fmt: skip
 """Operations that make no value greater than they are given, or whose parts are looked at one by one."""
@@ -88,14 +90,56 @@ class HalfPrecision:
     def _value(self, node: Node, inputs: Sequence[Array], value: Array) -> Array:
         import jax.numpy as jnp
 
-        if getattr(value, "dtype", None) != np.float16 or isinstance(value, np.ndarray):
+        if not _is_float16(value):
             return value
-        most = jnp.asarray(np.finfo(np.float16).max, jnp.float16)
-        limit = jnp.asarray(np.nan, jnp.float16) if self.nan_on_overflow else jnp.sign(value) * most
-        value = jnp.where(jnp.isinf(value), limit, value)
+        value = _clipped(value, self.nan_on_overflow)
         if node.op_type in ("RealDiv", "Div"):
             value = jnp.where(inputs[1] == 0, jnp.asarray(np.nan, jnp.float16), value)
         return value
+
+    def passed(self, value: Array) -> Array:
+        """``value``, where gradients of halves that overflow on their way back become what other halves become."""
+        return _passing(self.nan_on_overflow)(value) if _is_float16(value) else value
+
+
+def _is_float16(value: Array) -> bool:
+    """Whether a value is computed on the device, in halves."""
+    return getattr(value, "dtype", None) == np.float16 and not isinstance(value, np.ndarray)
+
+
+def _clipped(value: Array, nan_on_overflow: bool) -> Array:
+    import jax.numpy as jnp
+
+    most = jnp.asarray(np.finfo(np.float16).max, jnp.float16)
+    limit = jnp.asarray(np.nan, jnp.float16) if nan_on_overflow else jnp.sign(value) * most
+    return jnp.where(jnp.isinf(value), limit, value)
+
+
+@functools.cache
+def _passing(nan_on_overflow: bool) -> Callable[[Array], Array]:
+    """A function that gives its argument, and clips the gradient."""
+    import jax
+
+    @jax.custom_vjp
+    def same(value: Array) -> Array:
+        return value
+
+    same.defvjp(lambda value: (value, None), lambda _, gradient: (_clipped(gradient, nan_on_overflow),))
+    return same
+
+
+_CUTS: list[None] = []
+"""An entry for each gradient whose forward pass is being traced."""
+
+
+@contextlib.contextmanager
+def tracing_gradients() -> Iterator[None]:
+    """While the operations are traced that JAX differentiates."""
+    _CUTS.append(None)
+    try:
+        yield
+    finally:
+        _CUTS.pop()
 
 
 def load_table() -> None:
@@ -130,6 +174,12 @@ class TensorFlowOperators:
             return Operator(DOMAIN, node.op_type, 1, function, handler.folds, handler.random, fixed)
 
         def run(ctx: Context, item: Node, *inputs: Array) -> Array | tuple[Array, ...]:
-            return halves.results(item, inputs, function(ctx, item, *inputs))
+            if not _CUTS:
+                return halves.results(item, inputs, function(ctx, item, *inputs))
+            inputs = tuple(map(halves.passed, inputs))
+            results = halves.results(item, inputs, function(ctx, item, *inputs))
+            if isinstance(results, tuple):
+                return tuple(map(halves.passed, results))
+            return halves.passed(results)
 
         return Operator(DOMAIN, node.op_type, 1, run, handler.folds, handler.random, fixed)

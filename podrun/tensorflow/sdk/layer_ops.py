@@ -58,14 +58,14 @@ def seeded_dropout(
             )
     if rate == 0.0:
         return x
-    inputs = [x] if seed is None else [x, tf.convert_to_tensor(seed)]
+    if seed is None:  # Drawn beside the dropout: gradients that share a forward pass have the same mask.
+        seed = tf.random.uniform([2], tf.int32.min, tf.int32.max, tf.int32)
     (result,) = mark(
         "dropout",
-        inputs,
+        [x, tf.convert_to_tensor(seed)],
         [tf.TensorSpec(x.shape, x.dtype)],
         rate=float(rate),
         noise_shape=shape,
-        seeded=seed is not None,
     )
     return result
 
