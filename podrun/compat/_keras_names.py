@@ -37,6 +37,12 @@ _IPU: dict[str, dict[str, str]] = {
     "pipeline": {name: f"{_OURS}stage_classes:{name}" for name in _STAGES},
 }
 """Module below Keras' for IPUs -> its names, each with our module and name."""
+_IPU["extensions"] |= {name: f"{_OURS}stage_classes:{name}" for name in _STAGES}
+_IPU["extensions.pipeline_stage_assignment"] = _IPU["pipeline"]
+_IPU["extensions.data_adapter"] = {"IPUDataHandler": f"{_OURS}data_rules:IPUDataHandler"}
+_IPU["extensions.sequential_extensions"]["SequentialExtension"] = f"{_OURS}stage_methods:SequentialExtension"
+_IPU["extensions.functional_extensions"]["FunctionalExtension"] = f"{_OURS}stage_methods:FunctionalExtension"
+_IPU["extensions.model_extensions"]["ModelExtension"] = f"{_OURS}stage_methods:SubclassExtension"
 _IPU["optimizers"] = {
     "GradientAccumulationOptimizer": f"{_ADDONS}accumulating_wrappers:KerasGradientAccumulation",
     "IpuOptimizer": f"{_ADDONS}accumulating_wrappers:WrappedOptimizer",
@@ -68,6 +74,11 @@ _LAYERS |= {
 _IPU["layers"] = _LAYERS | {
     name: f"{_ADDONS}capturing:{name}" for name in ("CaptureUpstreamGradients", "CaptureActivationGradients")
 }
+_IPU |= {
+    f"optimizers.{module}": _IPU["optimizers"]
+    for module in ("als_optimizer", "gradient_accumulation_optimizer", "adam", "gradient_descent", "rmsprop")
+}
+_IPU["layers.capture_upstream_gradients"] = _IPU["layers"]
 _OPTIMIZERS = {
     "IpuOptimizerBase": f"{_ADDONS}state_optimizers:IpuOptimizerBase",
     "AdamIpuOptimizer": f"{_ADDONS}state_optimizers:AdamIpuOptimizer",
@@ -85,6 +96,19 @@ _ADDON_MODULES: dict[str, dict[str, str]] = {
     "": {},
     "keras": {},
     "keras.layers": _LAYERS,
+    **{
+        f"keras.layers.{module}": _LAYERS
+        for module in (
+            "assume_equal_across_replicas",
+            "ctc",
+            "dense",
+            "dropout",
+            "embedding_lookup",
+            "normalization",
+            "recomputation",
+            "rnn",
+        )
+    },
     "keras.optimizers": _OPTIMIZERS,
     **{
         f"keras.optimizers.{module}": {
@@ -92,8 +116,11 @@ _ADDON_MODULES: dict[str, dict[str, str]] = {
             "IpuOptimizerBase": _OPTIMIZERS["IpuOptimizerBase"],
         }
         for module, name in (
+            ("adam_optimizer", "AdamIpuOptimizer"),
             ("adam_ipu_optimizer", "AdamIpuOptimizer"),
+            ("lamb_optimizer", "LAMBIpuOptimizer"),
             ("lamb_ipu_optimizer", "LAMBIpuOptimizer"),
+            ("sgd_optimizer", "SGDIpuOptimizer"),
             ("sgd_ipu_optimizer", "SGDIpuOptimizer"),
             ("ipu_optimizer_base", "IpuOptimizerBase"),
         )
@@ -111,16 +138,32 @@ _SUBMODULES: dict[str, dict[str, dict[str, str]]] = {
 }
 """Root -> its modules."""
 _OLD_KERAS = {
-    "optimizer_v2.optimizer_v2": "src.optimizers.legacy.optimizer_v2",
-    "optimizer_v2.adam": "src.optimizers.legacy.adam",
-    "optimizer_v2.gradient_descent": "src.optimizers.legacy.gradient_descent",
-    "optimizer_v2.rmsprop": "src.optimizers.legacy.rmsprop",
+    **{
+        f"optimizer_v2.{name}": f"src.optimizers.legacy.{name}"
+        for name in (
+            "optimizer_v2", "adadelta", "adagrad", "adam", "adamax", "ftrl", "gradient_descent", "nadam", "rmsprop",
+        )
+    },
     "optimizer_v2.learning_rate_schedule": "src.optimizers.schedules.learning_rate_schedule",
-    "optimizer_v2": "src.optimizers.legacy",
-}
+    "optimizer_v2.utils": "src.optimizers.utils",
+    "layers.embeddings": "src.layers.core.embedding",
+    "layers.merge": "src.layers.merging",
+    "layers.recurrent": "src.layers.rnn",
+    "layers.recurrent_v2": "src.layers.rnn",
+    "saving.hdf5_format": "src.saving.legacy.hdf5_format",
+    "saving.save": "src.saving.legacy.save",
+    "saving.saved_model": "src.saving.legacy.saved_model",
+    "saving.saved_model.json_utils": "src.saving.legacy.saved_model.json_utils",
+    "combinations": "src.testing_infra.test_combinations",
+    "keras_parameterized": "src.testing_infra.test_combinations",
+    "testing_utils": "src.testing_infra.test_utils",
+}  # fmt: skip
 """Names below ``keras`` of version 2.6, and where ``tf_keras`` has them."""
+_OLD_OPTIMIZERS = "optimizer_v2"
+"""A package of version 2.6 whose modules are in several places now."""
 _API = "tf_keras.api._v2.keras"
-_KERAS_ROOTS = ("tensorflow.python.keras", "keras", _API)
+_KERAS_ROOTS = ("tensorflow.python.keras", "keras", _API, "tf_keras")
+"""Where programs look for these names; ``tf_keras`` itself and its public modules call themselves so."""
 
 
 REFUSED_NAMES = {
@@ -196,6 +239,9 @@ def _keras_module(fullname: str) -> types.ModuleType | None:
         if not fullname.startswith(root + "."):
             continue
         key = fullname[len(root) + 1 :]
+        if key == _OLD_OPTIMIZERS:
+            below = [name.partition(".")[2] for name in _OLD_KERAS if name.startswith(f"{key}.")]
+            return _lazy_module(fullname, {}, below)
         public = f"api._v2.keras.{key}" if root != _API and _is_public(key) else None
         for candidate in (_OLD_KERAS.get(key), public, f"src.{key}"):
             if candidate is None:
@@ -205,6 +251,13 @@ def _keras_module(fullname: str) -> types.ModuleType | None:
             except ModuleNotFoundError:
                 continue
     return None
+
+
+def _has_own_file(fullname: str, path: Sequence[str] | None) -> bool:
+    """Whether ``tf_keras`` has a module under its own name."""
+    if not fullname.startswith("tf_keras."):
+        return False
+    return importlib.machinery.PathFinder.find_spec(fullname, path) is not None
 
 
 class KerasFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -220,7 +273,7 @@ class KerasFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         roots = (*_SUBMODULES, *_KERAS_ROOTS)
         if fullname == "keras" or not any(fullname == r or fullname.startswith(r + ".") for r in roots):
             return None
-        if fullname.startswith(_API) and importlib.machinery.PathFinder.find_spec(fullname, path) is not None:
+        if fullname.startswith("tf_keras.src.") or _has_own_file(fullname, path):
             return None
         return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
 
@@ -249,3 +302,14 @@ def serve_keras_names() -> None:
     ipu = importlib.import_module("keras.ipu") if "keras" in sys.modules else own_module("keras.ipu")
     for name in ("tf_keras", "tf_keras.api._v2.keras", "tensorflow.keras"):
         importlib.import_module(name).ipu = ipu  # type: ignore[attr-defined]
+    importlib.import_module("tf_keras").__getattr__ = _old_attribute  # type: ignore[method-assign]
+
+
+_OLD_ATTRIBUTES = {"engine", "testing_utils", "keras_parameterized", "combinations", _OLD_OPTIMIZERS}
+"""Modules of version 2.6 that programs read as attributes of Keras, without importing them."""
+
+
+def _old_attribute(name: str) -> object:
+    if name in _OLD_ATTRIBUTES:
+        return importlib.import_module(f"tf_keras.{name}")
+    raise AttributeError(f"module 'tf_keras' has no attribute {name!r}")

@@ -26,6 +26,7 @@ from podrun.compat._tensorflow_log import quiet_start
 from podrun.compat._tensorflow_names import (
     MODULES,
     MOVED,
+    MOVED_NAMES,
     NAMES,
     OPTIMIZER_MODULES,
     REFUSED,
@@ -191,8 +192,19 @@ def add_sdk(module: Any) -> None:
     estimators = _estimator_module()
     module.estimator = module.compat.v1.estimator = estimators
     serve_keras_names()
+    _give_back_names()
     if wants_version_1():
         _overlay(module)
+
+
+def _give_back_names() -> None:
+    """Let modules of TensorFlow have the names that other modules have now."""
+    for module, names in MOVED_NAMES.items():
+        loaded = importlib.import_module(f"tensorflow.python.{module}")
+        for name, place in names.items():
+            source, _, own = place.partition(":")
+            if not hasattr(loaded, name):
+                setattr(loaded, name, getattr(importlib.import_module(f"tensorflow.python.{source}"), own))
 
 
 def _is_estimator(name: str) -> bool:

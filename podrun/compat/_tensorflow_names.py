@@ -126,8 +126,37 @@ MOVED = {
     "tensorflow.python.training.tracking.data_structures": "tensorflow.python.trackable.data_structures",
     "tensorflow.python.training.tracking.tracking": "tensorflow.python.trackable.autotrackable",
     "tensorflow.python.training.tracking.util": "tensorflow.python.checkpoint.checkpoint",
+    "tensorflow.python.trackable.tracking": "tensorflow.python.trackable.autotrackable",
+    "tensorflow.python.trackable.util": "tensorflow.python.checkpoint.checkpoint",
 }
-"""Modules of the SDK's TensorFlow -> where TensorFlow has them now."""
+"""Modules of the SDK's TensorFlow -> where TensorFlow has them now. What ``tracking`` has become is asked for its parts
+under its own name.
+"""
+MOVED_NAMES = {
+    "framework.ops": {
+        "Tensor": "framework.tensor:Tensor",
+        "IndexedSlices": "framework.indexed_slices:IndexedSlices",
+        "convert_to_tensor_v2": "framework.tensor_conversion:convert_to_tensor_v2",
+        "convert_to_tensor_v2_with_dispatch": "framework.tensor_conversion:convert_to_tensor_v2_with_dispatch",
+        "convert_to_tensor_or_indexed_slices": "framework.indexed_slices:convert_to_tensor_or_indexed_slices",
+        "register_tensor_conversion_function":
+            "framework.tensor_conversion_registry:register_tensor_conversion_function",
+    },
+    "ops.variables": {"VariableV1": "ops.variable_v1:VariableV1", "RefVariable": "ops.ref_variable:RefVariable"},
+    "ops.array_ops": {"stack": "ops.array_ops_stack:stack", "unstack": "ops.array_ops_stack:unstack"},
+    "ops.functional_ops": {"map_fn": "ops.map_fn:map_fn"},
+    "framework.graph_util": {
+        "convert_variables_to_constants": "framework.convert_to_constants:convert_variables_to_constants",
+    },
+    "ops.control_flow_ops": {
+        "cond": "ops.cond:cond",
+        "while_loop": "ops.while_loop:while_loop",
+        "case": "ops.control_flow_case:case",
+        "switch_case": "ops.control_flow_switch_case:switch_case",
+        "Assert": "ops.control_flow_assert:Assert",
+    },
+}  # fmt: skip
+"""Module of ``tensorflow.python`` -> names that the SDK's TensorFlow has there, and where they are now."""
 REFUSED = {
     "vertex_edsl": "codelet expressions; write the expression with TensorFlow's operations",
     "popfloat_cast_to_gfloat": "popfloat; use float16 or float32",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import tensorflow as tf
+from tf_keras.src.engine import data_adapter
 
 from podrun.tensorflow.execution.device_table import DEVICES
 from podrun.tensorflow.keras.accumulating_optimizers import on_ipu, replace_method
@@ -65,11 +66,16 @@ def _inferred(
     handler: DataHandler, plain: Callable[..., object], steps: int | None, dataset: object
 ) -> int | None:
     """Steps of an epoch for one replica. ValueError if ``steps_per_execution`` does not divide them, or data lack."""
-    model = handler._model
-    if not on_ipu(model):
+    if isinstance(handler, IPUDataHandler):
+        handler.asked = steps, dataset
+        replicas = handler.replicas
+    elif on_ipu(handler._model):
+        replicas = replicas_of(handler._model)
+    else:
         return plain(handler, steps, dataset)  # type: ignore[return-value]
     _check_partial_batch(handler)
-    replicas = replicas_of(model)
+    if replicas is None:
+        return plain(handler, steps, dataset)  # type: ignore[return-value]
     if steps is not None and steps != -1:
         count = int(steps)
         _check_enough(handler, dataset, count, replicas)
@@ -89,6 +95,41 @@ def _inferred(
             )
     _check_execution(handler, count)
     return count
+
+
+class IPUDataHandler(data_adapter.DataHandler):  # type: ignore[misc]
+    """Keras' iteration over data with the rules of models on IPUs, for programs that iterate themselves.
+
+    ``replication_factor``: replicas that share the batches of an epoch; None: `set_replication_factor` says it later,
+    and only then are the data checked. ValueError for data that do not fit.
+    """
+
+    def __init__(
+        self, x: object, y: object = None, replication_factor: int | None = 1, **options: object
+    ) -> None:
+        check_model_data(x)
+        self.replicas = replication_factor
+        self.asked: tuple[int | None, object] = (None, None)
+        super().__init__(x, y, **options)
+        wide: tf.data.Dataset = self._dataset
+        if any(spec.dtype in _NARROW for spec in tf.nest.flatten(wide.element_spec)):
+            self._dataset: tf.data.Dataset = wide.map(lambda *e: tf.nest.map_structure(_narrowed, _alone(e)))
+
+    def set_replication_factor(self, value: int) -> None:
+        """Say how many replicas there are. ValueError if the data do not fit to them."""
+        self.replicas = value
+        self._inferred_steps = self._infer_steps(*self.asked)
+
+
+_NARROW = {tf.float64: tf.float32, tf.int64: tf.int32}
+
+
+def _alone(elements: tuple[object, ...]) -> object:
+    return elements[0] if len(elements) == 1 else elements
+
+
+def _narrowed(tensor: tf.Tensor) -> tf.Tensor:
+    return tf.cast(tensor, _NARROW.get(tensor.dtype, tensor.dtype))
 
 
 def _check_partial_batch(handler: DataHandler) -> None:
@@ -155,5 +196,4 @@ def _check_execution(handler: DataHandler, count: int) -> None:
 
 def install_data_rules() -> None:
     """Let Keras' iteration over data count steps as the SDK's does."""
-    handler = importlib.import_module("tf_keras.src.engine.data_adapter").DataHandler
-    replace_method(handler, "_infer_steps", _inferred)
+    replace_method(data_adapter.DataHandler, "_infer_steps", _inferred)

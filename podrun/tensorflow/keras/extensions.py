@@ -113,7 +113,7 @@ def _metrics_result(model: Model, plain: Callable[..., object], logs: object) ->
 
 def _checked_call(model: Model, plain: Callable[..., object], *args: object, **kwargs: object) -> object:
     """Keras' fit, evaluate or predict, once model and data fit."""
-    if not on_ipu(model):
+    if not on_ipu(model) or not tf.executing_eagerly():  # Keras itself refuses the call inside of a function.
         return plain(model, *args, **kwargs)
     if model.run_eagerly:
         raise RuntimeError(
@@ -134,7 +134,7 @@ def _checked_call(model: Model, plain: Callable[..., object], *args: object, **k
 
 def _batch_call(model: Model, plain: Callable[..., object], *args: object, **kwargs: object) -> object:
     """One step with a batch: Keras iterates over it on the host."""
-    with _host_iteration() if on_ipu(model) else contextlib.nullcontext():
+    with _host_iteration() if on_ipu(model) and tf.executing_eagerly() else contextlib.nullcontext():
         return plain(model, *args, **kwargs)
 
 

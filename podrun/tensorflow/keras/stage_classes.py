@@ -73,6 +73,9 @@ class StageAssignment:
     def __init__(self, layer: Layer, node_index: int | None) -> None:
         self._layer, self._node_index = layer, node_index
 
+    is_nested_model = False
+    """Whether a model is called, whose layers have entries of their own."""
+
     @property
     def called(self) -> Layer:
         """The layer or model that is called."""
@@ -94,6 +97,8 @@ class _LayerAssignment(StageAssignment):
 
 class _NestedAssignment(StageAssignment):
     """A call of a model inside a model, with the assignment of its layers for this call."""
+
+    is_nested_model = True
 
     def __init__(
         self, model: Model, node_index: int | None, pipeline_stage_assignments: Sequence[StageAssignment]

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+import tf_keras
+
+from podrun.tensorflow.keras.accumulating_optimizers import on_ipu
 from podrun.tensorflow.keras.model_options import options_of
 from podrun.tensorflow.keras.stage_assignment import (
     assignment_of,
     calls_of,
     checked_assignment,
+    is_functional,
     is_sequential,
     node_index,
 )
@@ -57,6 +61,34 @@ class StageExtension:
 
     def _is_pipelined(self) -> bool:
         return pipeline_assignment(self) is not None
+
+
+class _Extended(type):
+    """The kind of classes whose instances are models of a sort that were made under an IPU strategy."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return (
+            isinstance(instance, tf_keras.Model) and on_ipu(instance) and model_sort(instance) == cls.__name__
+        )
+
+
+def model_sort(model: Model) -> str:
+    """The class of this module whose instance a model is."""
+    if is_sequential(model):
+        return SequentialExtension.__name__
+    return (FunctionalExtension if is_functional(model) else SubclassExtension).__name__
+
+
+class SequentialExtension(metaclass=_Extended):
+    """Sequential models on IPUs are its instances."""
+
+
+class FunctionalExtension(metaclass=_Extended):
+    """Models on IPUs that are graphs of layers are its instances, but not sequential ones."""
+
+
+class SubclassExtension(metaclass=_Extended):
+    """Models on IPUs that have a ``call`` of their own are its instances."""
 
 
 def summary_lines(model: Model, width: int) -> Iterator[str]:

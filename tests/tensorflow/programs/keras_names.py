@@ -3,20 +3,32 @@
 import ipu_tensorflow_addons
 import keras
 import keras.ipu
+import numpy as np
 import tensorflow as tf
 from ipu_tensorflow_addons.keras.layers import LSTM, PopnnLSTM
+from ipu_tensorflow_addons.keras.layers.normalization import GroupNorm
 from ipu_tensorflow_addons.keras.optimizers.adam_ipu_optimizer import AdamIpuOptimizer
 from ipu_tensorflow_addons.layers import rnn_ops
 from ipu_tensorflow_addons.v1 import layers
+from keras import combinations, keras_parameterized, optimizer_v2, testing_utils
 from keras.engine.training import Model
 from keras.ipu import PipelineStage
+from keras.ipu.extensions import data_adapter, pipeline_stage_assignment, sequential_extensions
+from keras.ipu.optimizers.als_optimizer import ALSOptimizer
+from keras.layers import recurrent
 from keras.layers.core import Dense
+from keras.optimizer_v2 import learning_rate_schedule
 from keras.optimizer_v2.adam import Adam
+from keras.saving import hdf5_format
 from keras.utils import generic_utils, tf_utils
 from tensorflow.python import ipu
+from tensorflow.python.framework import ops
 from tensorflow.python.ipu import keras as ipu_keras
 from tensorflow.python.ipu.distributed.popdist_strategy import PopDistStrategy
 from tensorflow.python.ipu.horovod import popdist_strategy
+from tensorflow.python.layers import normalization
+from tensorflow.python.ops import control_flow_ops
+from tensorflow.python.training.tracking import util as tracking
 
 assert PipelineStage is tf.keras.ipu.PipelineStage is ipu.keras.PipelineStage is ipu_keras.PipelineStage
 assert Model is tf.keras.Model is keras.Model
@@ -30,6 +42,56 @@ assert {generic_utils.__name__, tf_utils.__name__} == {
     "tf_keras.src.utils.generic_utils",
     "tf_keras.src.utils.tf_utils",
 }
+assert keras.optimizer_v2.gradient_descent.SGD is optimizer_v2.gradient_descent.SGD is keras.optimizers.SGD
+assert learning_rate_schedule.ExponentialDecay is keras.optimizers.schedules.ExponentialDecay
+assert keras.testing_utils.run_v2_only is testing_utils.run_v2_only
+assert issubclass(keras_parameterized.TestCase, tf.test.TestCase)
+assert callable(combinations.generate)
+assert recurrent.RNN is keras.layers.RNN
+assert keras.engine.training.Model is Model
+assert callable(hdf5_format.save_model_to_hdf5)
+assert tracking.Checkpoint is tf.train.Checkpoint or callable(tracking.Checkpoint)
+assert GroupNorm is ipu_tensorflow_addons.keras.layers.GroupNorm
+assert ALSOptimizer is keras.ipu.optimizers.ALSOptimizer
+assert pipeline_stage_assignment.PipelineStage is PipelineStage
+assert ops.Tensor is tf.Tensor
+assert control_flow_ops.cond is tf.compat.v1.cond
+assert callable(normalization.batch_normalization)
+
+
+def refusal(action):
+    """What a call that is refused says."""
+    try:
+        action()
+    except (ValueError, RuntimeError) as error:
+        return str(error)
+    return "nothing"
+
+
+assert not isinstance(keras.Sequential(), sequential_extensions.SequentialExtension)
+with ipu.ipu_strategy.IPUStrategy().scope():
+    model = keras.Sequential([keras.layers.Dense(1)])
+    assert isinstance(model, sequential_extensions.SequentialExtension)
+    model.compile("sgd", "mse")
+
+    @tf.function
+    def fit():
+        model.fit(np.zeros((2, 1)), np.zeros((2, 1)))
+
+    print("fit in a function:", refusal(fit))
+
+batches = tf.data.Dataset.from_tensor_slices(np.arange(8.0)).batch(2, drop_remainder=True)
+three = tf.Variable(3)
+handler = data_adapter.IPUDataHandler(batches, steps_per_execution=three, replication_factor=None)
+handler.set_replication_factor(3)
+for factor in (8, 1):
+    print(
+        refusal(
+            lambda: data_adapter.IPUDataHandler(batches, steps_per_execution=three, replication_factor=factor)  # noqa: B023
+        )
+    )
+first = next(data_adapter.IPUDataHandler(batches).enumerate_epochs())[1]
+print("element", next(first).numpy())
 try:
     _ = ipu_tensorflow_addons.keras.layers.EffectiveTransformer
 except NotImplementedError as error:
