@@ -367,11 +367,13 @@ def trained(executable: Executable, factor: int, pieces: PieceCache) -> tuple[by
 
 
 @pytest.mark.usefixtures("no_threads_left")
-@pytest.mark.parametrize(("replicas", "factor", "placed"), [(8, 1, True), (8, 2, False), (4, 1, False)])
-def test_gradients_that_machines_reduce_are_written_where_others_read_them(
+@pytest.mark.parametrize(
+    ("replicas", "factor", "placed"), [(8, 1, True), (8, 2, False), (4, 1, True), (4, 2, False)]
+)
+def test_gradients_are_written_where_they_are_read(
     replicas: int, factor: int, placed: bool, pieces: PieceCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not those of one machine alone, and not those that are added up, whose arena the piece reads."""
+    """By other machines or by the update; not those that are added up, whose arena the piece reads."""
     executable = network(replicas, factor)
     chosen: list[int] = []
     places = Buffers.places

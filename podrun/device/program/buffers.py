@@ -248,18 +248,25 @@ class Buffers(ProgramMemory):
 
     def places(self, piece: Piece) -> dict[int, Array]:
         """Where a piece may write its gradients at once, by position: this machine's rows of arenas that machines
-        reduce, of which the piece writes all and reads nothing."""
+        reduce, or arenas that pieces read as a whole, of which the piece writes all and reads nothing."""
         computation, chosen = piece.computation, {}
         read = {arena_of(name, self._members) for name in computation.inputs}
         for position in piece.placed:
             name = computation.outputs[position]
             arena = arena_of(name, self._members)
-            if name not in self._gradients or arena is None or arena in read or arena not in self.changing:
+            if name not in self._gradients or arena is None or arena in read:
+                continue
+            if arena not in self.changing and self._has_read_members(arena):
                 continue
             memory = self._place(name)
             if memory.dtype == np.float32 and self._covered(computation, self.arenas[arena].arena):
                 chosen[position] = memory
         return chosen
+
+    def _has_read_members(self, arena: str) -> bool:
+        """Whether a Computation reads a part of an arena, such as a gradient to which it adds another one."""
+        members = {member.name for member in self.arenas[arena].arena.members}
+        return any(not members.isdisjoint(c.inputs) for c in self._executable.computations.values())
 
     def call_of(self, piece: Piece, writers: list[Write]) -> Callable[..., Sequence[Any]]:
         """A call of a piece, which writes results to `places` if it has any. In ``writers`` their writers are replaced
