@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 
 from podrun.collectives.rendezvous import SoloGroup
+from podrun.core.errors import InternalError
+from podrun.core.executable import Computation
 from podrun.device.host.client import InProcessMachines
 from podrun.device.program.buffers import Buffers
 from podrun.device.program.program_memory import Frame
 from podrun.device.program.xla_memory import PendingGradients
 from podrun.device.xla.clients import one_thread_device, two_thread_device
-from podrun.device.xla.pieces import PieceCache
+from podrun.device.xla.pieces import Piece, PieceCache
 
 from .conftest import owners, together
 from .programs import data, first_weights, linear
@@ -120,3 +122,29 @@ def test_an_arena_gets_gradients_once_a_batch(
     assert outcome is None
     machines = replicas // 4
     assert sorted(copied) == sorted(["gradient:b", "gradient:w"] * 3 * machines)
+
+
+KINDS = ((1024, np.dtype(np.float32)),)
+
+
+def test_a_temporary_moves_to_the_client_of_the_piece_that_reads_it() -> None:
+    """Where a piece is shared by two threads; the memory is the same."""
+
+    def reads(device: Any) -> Piece:
+        return Piece(Computation("reads", b"", ("t",), ()), lambda value: [], [(1024,)], {}, device, KINDS)
+
+    shared, alone = reads(two_thread_device()), reads(one_thread_device())
+    buffers, value = Buffers(linear(4), SoloGroup()), on(two_thread_device(), np.arange(1024))
+    frame = Frame(values={"t": value})
+    (read,) = buffers.readers(alone)
+    assert read(frame) is value  # No piece has given it there.
+    buffers.check(shared)
+    (read,), (keep,) = buffers.readers(alone), buffers.readers(shared)
+    assert keep(frame) is value
+    assert read(frame).device == one_thread_device()
+    assert read(frame).unsafe_buffer_pointer() == value.unsafe_buffer_pointer()
+    np.testing.assert_array_equal(read(frame), np.arange(1024))
+    frame.values["t"] = np.ones(1024, np.float32)
+    assert read(frame) is frame.values["t"]
+    with pytest.raises(InternalError, match="before anything wrote it"):
+        read(Frame())

@@ -7,6 +7,7 @@ The lookup rules are those of `podrun.core.executable`'s docstring; the memory b
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,6 +32,7 @@ from podrun.device.program.xla_memory import (
     in_shape,
     updated_in_place,
 )
+from podrun.device.xla.clients import on_one_thread, one_thread_device
 from podrun.device.xla.matrix_products import ResultPlaces
 
 if TYPE_CHECKING:
@@ -52,6 +54,7 @@ class Buffers(ProgramMemory):
         super().__init__(executable, group)
         self._donated: dict[str, DonatedArena] = {}
         self._operands = Operands()
+        self._on_two_threads = False  # whether there is a piece that two threads share
         self.own_copies = ReplicaCopies(self, executable)
 
     # --- The host's side ------------------------------------------------------------------------------------
@@ -135,10 +138,7 @@ class Buffers(ProgramMemory):
         variable = self._variables.get(name)
         if variable is not None:
             return self._operands.over(variable)
-        try:
-            return frame.values[name]
-        except KeyError:
-            raise InternalError(f"the program reads buffer {name!r} before anything wrote it") from None
+        return _temporary(name, frame)
 
     def slice_at(self, arena: str, machine: int) -> Array:
         """A machine's slice of an arena of which the host has one copy."""
@@ -155,8 +155,17 @@ class Buffers(ProgramMemory):
             return self._operands.over(in_shape(part, shape))
         return self._operands.over(in_shape(self.slice_at(arena, machine), shape))
 
-    def reader(self, name: str, shape: Shape = None) -> Read:
-        """`operand` for one name, resolved beforehand: most buffers are the same array in every batch."""
+    def readers(self, piece: Piece) -> list[Read]:
+        """A `reader` for each operand of a piece, which may get temporaries of another client's pieces."""
+        on_two = piece.device is not None and piece.device != one_thread_device()
+        names = zip(piece.computation.inputs, piece.shapes, strict=True)
+        return [
+            self.reader(name, shape, converts=not on_two and self._on_two_threads) for name, shape in names
+        ]
+
+    def reader(self, name: str, shape: Shape = None, *, converts: bool = False) -> Read:
+        """`operand` for one name, resolved beforehand: most buffers are the same array in every batch. ``converts``:
+        a temporary to one of `one_thread_device`."""
         arena = arena_of(name, self._members)
         stays = arena is not None and arena not in self.changing and not self._gradients.has_arena(arena)
         if stays or name in self._variables:
@@ -164,17 +173,14 @@ class Buffers(ProgramMemory):
             return lambda frame: fixed
         if arena is not None:
             return lambda frame: self.operand(name, frame, shape)
-
-        def temporary(frame: Frame) -> Any:
-            try:
-                return frame.values[name]
-            except KeyError:
-                raise InternalError(f"the program reads buffer {name!r} before anything wrote it") from None
-
-        return temporary
+        if converts:
+            return lambda frame: on_one_thread(_temporary(name, frame))
+        return partial(_temporary, name)
 
     def check(self, piece: Piece) -> None:
-        """Raises ApplicationRuntimeError unless what a piece takes from lasting buffers and puts there fits."""
+        """Raises ApplicationRuntimeError unless what a piece takes from lasting buffers and puts there fits. Called
+        for all pieces before `readers`."""
+        self._on_two_threads |= piece.device is not None and piece.device != one_thread_device()
         names = (*piece.computation.inputs, *piece.computation.outputs)
         for name, (size, dtype) in zip(names, piece.kinds, strict=True):
             target = self._target(name)
@@ -318,6 +324,13 @@ class Buffers(ProgramMemory):
         rest."""
         value = self.operand(name, frame)
         return value if self.is_temporary(name) else np.array(value)
+
+
+def _temporary(name: str, frame: Frame) -> Any:
+    try:
+        return frame.values[name]
+    except KeyError:
+        raise InternalError(f"the program reads buffer {name!r} before anything wrote it") from None
 
 
 def _no_variable(name: str, variables: Mapping[str, Any]) -> ApplicationRuntimeError:

@@ -299,7 +299,7 @@ def _compute(
 ) -> Action:
     """The function that runs a piece on a frame. Everything that is the same for every batch is looked up here."""
     computation = piece.computation
-    readers = [buffers.reader(n, s) for n, s in zip(computation.inputs, piece.shapes, strict=True)]
+    readers = buffers.readers(piece)
     writers = [buffers.writer(name) for name in computation.outputs]
     for operand, read, result, take in donated:
         readers[operand], writers[result] = read, take

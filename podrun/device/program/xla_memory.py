@@ -37,7 +37,7 @@ from podrun.core.executable import (
     numpy_dtype,
 )
 from podrun.core.names import SLICE, WHOLE
-from podrun.device.xla.clients import one_thread_device, own_settings
+from podrun.device.xla.clients import on_one_thread, one_thread_device, own_settings
 
 if TYPE_CHECKING:
     import jax
@@ -200,11 +200,7 @@ class PendingGradients:
     def operand(self, name: str) -> Any:
         """The pending value of a member for a piece of the one-thread client; None if the arena holds the value."""
         value = self._pending.get(name)
-        if value is None or value.device == one_thread_device():
-            return value
-        import jax
-
-        return jax.device_put(np.asarray(value), one_thread_device())
+        return None if value is None else on_one_thread(value)
 
     def donate(self, name: str, in_arena: Array, device: jax.Device) -> Any:
         """A member as a ``jax.Array`` on a ``jax.Device``, for a piece to write over. ``in_arena``: the member's value
