@@ -149,6 +149,7 @@ def prepare_one(name: str) -> None:
     from poptorch_networks import bert_base_on_four_ipus, resnet50
 
     from podrun.poptorch.executor import executor
+    from podrun.poptorch.operators import table  # noqa: F401  JAX's import is no part of preparing.
 
     torch.manual_seed(0)
     model, samples = bert_base_on_four_ipus() if name == "bert_base" else resnet50()

@@ -18,7 +18,7 @@ def run(tmp_path: Path, text: str, *arguments: str) -> subprocess.CompletedProce
         [sys.executable, "-m", "podrun.compat", str(script), *arguments],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
     )
 
 
@@ -67,6 +67,25 @@ def test_a_program_draws_the_same_numbers_and_forks_in_silence_when_a_session_im
     )
     done = run(tmp_path, text)
     assert (done.stdout, done.stderr) == ("2.0\n", "")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import popart\n"
+        "builder = popart.Builder()\n"
+        "builder.aiOnnx.relu([builder.addInputTensor(popart.TensorInfo('FLOAT', [2]))])\n",
+        "import poptorch, torch\n"
+        "options = poptorch.Options().replicationFactor(2)\n"
+        "model = torch.nn.Sequential(poptorch.BeginBlock(torch.nn.Linear(2, 2), ipu_id=0))\n"
+        "poptorch.trainingModel(model, options, poptorch.optim.SGD(model.parameters(), lr=0.1))\n"
+        "next(iter(poptorch.DataLoader(options, [torch.ones(2)] * 4)))\n",
+    ],
+    ids=["popart", "poptorch"],
+)
+def test_a_program_imports_jax_only_for_a_model_that_is_compiled(text, tmp_path):
+    done = run(tmp_path, text + "import sys\nprint(sorted({'jax', 'jaxlib', 'ray'} & set(sys.modules)))\n")
+    assert done.stdout == "[]\n", done.stderr
 
 
 @pytest.mark.parametrize(

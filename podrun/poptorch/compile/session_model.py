@@ -1,7 +1,8 @@
 """A captured graph as the model of a session: a node of a domain of its own for each ATen operator.
 
 A node holds the captured operator itself; its tensors are the node's inputs. The model states which parameters are
-trained and which tensors replace buffers.
+trained and which tensors replace buffers. The table of operators imports JAX, so functions import it when they are
+called: a program that imports ``poptorch`` and compiles nothing waits for no JAX.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from podrun.compiler.program import Beside
 from podrun.core.errors import InternalError
 from podrun.poptorch.api.enums import OverlapMode
 from podrun.poptorch.capture.graph import BlockPlacement, CapturedGraph, GraphNode, GraphValue
-from podrun.poptorch.operators.table import dtype_named, find, run_aten
 from podrun.runtime.graph import (
     NOWHERE,
     Hints,
@@ -87,6 +87,8 @@ class PlacedGraph:
 
 def model_of_graph(source: PlacedGraph, wanted: Sequence[GraphValue], name: str) -> SessionModel:
     """The nodes that ``wanted`` values and updates need, as a model for sessions."""
+    from podrun.poptorch.operators.table import dtype_named
+
     graph = source.graph
     updates = {n: v for n, v in graph.updates.items() if n in graph.parameters}
     captured = graph.without_unused([*wanted, *updates.values()])
@@ -207,6 +209,8 @@ def _node(
 ) -> Node:
     if node.operator == PRINT:
         return _print(node, names, source)
+    from podrun.poptorch.operators.table import find
+
     operator = find(node.operator)
     kind = operator.kind if operator is not None else ""
     short = node.operator.removeprefix("aten.").partition(".")[0]
@@ -306,6 +310,8 @@ def _placed(place: BlockPlacement | None, source: PlacedGraph) -> Place:
 
 def _run(ctx: Context, node: Node, *tensors: Array) -> tuple[Array, ...]:
     """One captured operator."""
+    from podrun.poptorch.operators.table import run_aten
+
     captured: GraphNode = node[CAPTURED]
     values = {value.number: tensor for value, tensor in zip(captured.reads(), tensors, strict=True)}
     return run_aten(captured, values, ctx.key, ctx.training)
