@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from podrun.private_apis import find_name
 
 if TYPE_CHECKING:
+    from jax import Device
     from jax.export import Exported
     from jax.extend.core import Jaxpr, JaxprEqn
     from jax.stages import Lowered
@@ -39,6 +40,7 @@ class PrivateUse:
 
 
 _CONVOLUTIONS = "convolutions are XLA's own, which are slower; one message says so"
+_LOAD = "every process lowers all pieces again, also those in the cache"
 _COMPILE = "programs cannot be compiled; the error names it"
 USES = (
     PrivateUse("jaxlib.xla_client.make_cpu_client", "podrun's own XLA clients", "nothing can be computed"),
@@ -71,6 +73,12 @@ USES = (
         "one MLIR context for all pieces of a program",
         "a small program takes a quarter longer to compile",
     ),
+    PrivateUse("jax._src.interpreters.pxla.UnloadedMeshExecutable", "compiled pieces as functions", _LOAD),
+    PrivateUse("jax._src.compilation_cache.decompress_executable", "compiled pieces in XLA's cache", _LOAD),
+    PrivateUse(
+        "jax._src.compilation_cache.extract_executable_and_time", "compiled pieces in XLA's cache", _LOAD
+    ),
+    PrivateUse("jax._src.lib._jax.DeviceList", "the device of a compiled piece", _LOAD),
     PrivateUse("jax._src.export._export._module_to_bytecode", "StableHLO without source locations", _COMPILE),
     PrivateUse(
         "jax._src.lib._jax.mlir.deserialize_portable_artifact", "StableHLO without source locations", _COMPILE
@@ -123,6 +131,56 @@ def written_to_cache() -> AbstractContextManager[Any]:
     setting = find_name("jax._src.config.persistent_cache_min_compile_time_secs")
     context: AbstractContextManager[Any] = contextlib.nullcontext() if setting is None else setting(0.0)
     return context
+
+
+def load_compiled(
+    entry: bytes, name: str, operands: Sequence[Any], results: Sequence[Any], device: Device
+) -> Callable[..., Any] | None:
+    """The function that an entry of XLA's cache holds, as ``jax.stages.Lowered.compile`` gives it; None if a private
+    name is gone, or this jaxlib cannot read the entry.
+
+    ``operands``, ``results``: what has a shape and a dtype, for each. The function gives a list.
+    """
+    import jax
+
+    names = [find_name(use.name) for use in USES if use.without == _LOAD]
+    if None in names:
+        return None
+    unloaded, decompress, extract, devices = names
+    client, one = device.client, jax.sharding.SingleDeviceSharding(device)
+    try:
+        code = client.deserialize_executable(extract(decompress(entry))[0], devices((device,)))
+    except Exception:  # Whatever jaxlib's readers raise.
+        return None
+    taken, given = (
+        [jax.core.ShapedArray(a.shape, a.dtype) for a in arrays] for arrays in (operands, results)
+    )
+    fields = {
+        "xla_executable": code,
+        "device_list": devices((device,)),
+        "backend": client,
+        "input_avals": taken,
+        "input_shardings": [one] * len(taken),
+        "output_avals": given,
+        "output_shardings": [one] * len(given),
+        "committed": True,
+        "name": name,
+        "kept_var_idx": set(range(len(taken))),
+    }
+    layouts = {
+        **dict.fromkeys(("xla_in_layouts", "dispatch_in_layouts"), [None] * len(taken)),
+        "xla_out_layouts": [None] * len(given),
+    }
+    none = {field.name: None for field in dataclasses.fields(unloaded)}
+    effects: dict[str, Any] = {
+        "unordered_effects": [],
+        "ordered_effects": [],
+        "host_callbacks": [],
+    }
+    arguments: Any = (tuple(taken), {})
+    outputs = jax.tree.structure([*given])
+    executable = unloaded(**none | fields | layouts | effects).load()
+    return cast("Callable[..., Any]", jax.stages.Compiled(executable, [], arguments, outputs, no_kwargs=True))
 
 
 def register_lapack() -> None:

@@ -9,7 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import jax
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 from podrun.core.executable import Executable
 from podrun.core.layout import IpuRange
@@ -24,6 +26,17 @@ T = TypeVar("T")
 def pieces(tmp_path_factory: pytest.TempPathFactory) -> PieceCache:
     """Compiled pieces, once for all tests."""
     return PieceCache(Path(tmp_path_factory.mktemp("pieces")))
+
+
+@pytest.fixture
+def no_cache_of_jax() -> Iterator[None]:
+    """JAX without a cache, so that podrun chooses one; afterwards the one that was there."""
+    before = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", None)
+    compilation_cache.reset_cache()
+    yield
+    jax.config.update("jax_compilation_cache_dir", before)
+    compilation_cache.reset_cache()
 
 
 @pytest.fixture

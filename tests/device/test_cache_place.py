@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
-import jax
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
 
 from podrun.device.xla import clients, pieces
 from podrun.device.xla.clients import two_thread_device
@@ -32,17 +29,6 @@ def test_one_that_cannot_is_named_and_left_alone(
     assert "PODRUN_CACHE_DIR" in caplog.text
 
 
-@pytest.fixture
-def no_cache_of_jax() -> Iterator[None]:
-    """JAX without a cache, so that podrun chooses one; afterwards the one that was there."""
-    before = jax.config.jax_compilation_cache_dir
-    jax.config.update("jax_compilation_cache_dir", None)
-    compilation_cache.reset_cache()
-    yield
-    jax.config.update("jax_compilation_cache_dir", before)
-    compilation_cache.reset_cache()
-
-
 @pytest.mark.usefixtures("no_cache_of_jax")
 def test_a_piece_that_is_kept_is_lowered_once_for_the_threads_that_its_name_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -50,6 +36,7 @@ def test_a_piece_that_is_kept_is_lowered_once_for_the_threads_that_its_name_says
     monkeypatch.setattr(clients, "WORTH_READING_TOGETHER", 1)
     first = update(1000, PieceCache(tmp_path))
     monkeypatch.setattr(pieces, "needs_two_threads", lambda lowered: pytest.fail("it is known"))
+    monkeypatch.setattr(PieceCache, "_ready", lambda *_: None)
     again = PieceCache(tmp_path).piece(first.computation, (), {0: 0, 2: 1})
     assert again.device == first.device == two_thread_device()
     assert again.in_place == first.in_place

@@ -268,6 +268,11 @@ def available() -> bool:
         return _started()
 
 
+def unavailable() -> bool:
+    """Whether the library was asked for in this process and is not there. Loads nothing."""
+    return bool(_started.cache_info().currsize) and not _started()
+
+
 @functools.cache
 def _started() -> bool:
     if platform.machine() != "x86_64" or platform.system() != "Linux":

@@ -15,11 +15,13 @@ import math
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from podrun.core.environment import podrun_cache_directory
 from podrun.device.xla.clients import SHARED_BY, instruction_set
+from podrun.device.xla.ready_calls import CallNote, read_note, write_note
 
 _log = logging.getLogger(__name__)
 _NAMED = 32
@@ -71,6 +73,23 @@ class KeptPieces:
         entries = None if place is None else _whole_entries(place / f"{key}.done")
         known = (n for n in (1, SHARED_BY) for name in entries or () if f"_{piece_name(n, key)}-" in name)
         return next(known, None)
+
+    def ready(self, key: str) -> tuple[CallNote, bytes] | None:
+        """The note of a piece, with its entry (`podrun.device.xla.ready_calls`); None if it has none."""
+        return None if self._place is None else read_note(self._place, key)
+
+    def note(self, key: str, note: CallNote) -> None:
+        """Keep the note of a piece that has just been compiled or loaded; it gets the name of the piece's entry.
+
+        A piece without an entry has none, and one with several: another podrun's is among them.
+        """
+        directory = self._place
+        if directory is None:
+            return
+        with _if_possible(directory):
+            entries = [e for e in _entries(directory, key) if f"_{piece_name(note.threads, key)}-" in e.name]
+            if len(entries) == 1:
+                write_note(directory, key, replace(note, entry=entries[0].name, digest=_digest(entries[0])))
 
     @property
     def _place(self) -> Path | None:

@@ -26,7 +26,7 @@ import numpy as np
 from podrun.core import executable_file
 from podrun.core.environment import XLA_FLAGS, environment
 from podrun.core.errors import ApplicationRuntimeError
-from podrun.core.executable import Computation
+from podrun.core.executable import Computation, numpy_dtype
 from podrun.device.xla.clients import (
     SHARED_BY,
     callable_across_clients,
@@ -37,15 +37,17 @@ from podrun.device.xla.clients import (
     two_thread_device,
     use_one_heap,
 )
-from podrun.device.xla.convolutions import available, formulation
+from podrun.device.xla.convolutions import available, formulation, unavailable
 from podrun.device.xla.custom_calls import check_calls, check_operations
 from podrun.device.xla.kept_pieces import KeptPieces, piece_name
 from podrun.device.xla.matrix_products import rewrite_products
+from podrun.device.xla.ready_calls import CallNote, array_kinds
 from podrun.device.xla.rewrite import rewrite_convolutions
 from podrun.device.xla.sums import simplify_sums
 from podrun.device.xla.vetting import vetter
 from podrun.private_apis.jax import (
     aliased_outputs,
+    load_compiled,
     register_lapack,
     register_lapack_only_when_asked,
     stablehlo,
@@ -137,6 +139,10 @@ class PieceCache:
         own = executable_file.is_own(computation.stablehlo)
         if self._vets and not own:
             vetter(self._kept.directory).check(computation, donated, in_place)
+        plain = own and _CALL not in computation.stablehlo
+        ready = self._ready(key, computation) if plain else None
+        if ready is not None:
+            return ready
         lowered, shared, in_place = _lower(key, computation, donated, in_place, self._kept.threads(key))
         if not own:
             check_operations(computation.name, stablehlo(lowered))
@@ -145,15 +151,56 @@ class PieceCache:
         calls = rewrite_convolutions(lowered, WORTH_COMPILING, SHARED_BY if shared else 1)
         if calls:
             simplify_sums(stablehlo(lowered))
-        placed = frozenset(
-            p.place - 1 for p in rewrite_products(lowered, available) if p.place and not shared
-        )
+        products = rewrite_products(lowered, available)
+        placed = frozenset(p.place - 1 for p in products if p.place and not shared)
         with self._kept.first_on_host(key):
             call = _compile(lowered, computation.name)
+        if plain and not unavailable():
+            self._note(key, lowered, shared, in_place, placed, library=bool(calls or products))
         if shared:
             call = callable_across_clients(call, in_place)
         device = two_thread_device() if shared else one_thread_device()
         return Piece(computation, call, _shapes(lowered), in_place, device, _kinds(lowered), placed)
+
+    def _ready(self, key: str, computation: Computation) -> Piece | None:
+        """The compiled piece as its note describes it; None without one."""
+        kept = self._kept.ready(key)
+        if kept is None or (kept[0].library and not available()):
+            return None
+        note, entry = kept
+        shared = note.threads == SHARED_BY
+        device = two_thread_device() if shared else one_thread_device()
+        operands, results = (
+            [np.broadcast_to(np.zeros((), numpy_dtype(dtype)), shape) for shape, dtype in kinds]
+            for kinds in (note.operands, note.results)
+        )
+        call = load_compiled(entry, piece_name(note.threads, key), operands, results, device)
+        if call is None:
+            return None
+        if shared:
+            call = callable_across_clients(call, note.in_place)
+        kinds = tuple((array.size, array.dtype) for array in (*operands, *results))
+        shapes = [array.shape for array in operands]
+        return Piece(computation, call, shapes, note.in_place, device, kinds, note.placed)
+
+    def _note(
+        self,
+        key: str,
+        lowered: Lowered,
+        shared: bool,
+        in_place: Mapping[int, int],
+        placed: frozenset[int],
+        *,
+        library: bool,
+    ) -> None:
+        """Keep what the next process needs to call the piece at once."""
+        from jax import tree
+
+        operands, results = (array_kinds(tree.leaves(of)) for of in (lowered.in_avals, lowered.out_info))
+        if operands is None or results is None:
+            return
+        threads = SHARED_BY if shared else 1
+        self._kept.note(key, CallNote(threads, in_place, operands, results, placed, library, "", ""))
 
     def forget(self) -> None:
         """Keep no piece in memory any more."""

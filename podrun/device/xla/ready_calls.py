@@ -1,0 +1,129 @@
+"""Notes beside compiled pieces: with its note, a piece is called without reading and lowering its StableHLO again.
+
+XLA's cache finds compiled code by the text of the lowered and rewritten piece, so each process made that text before it
+could look: a sixth of a second launch of BERT-base on four IPUs. A note says what making the text would tell, and which
+of XLA's entries holds the code, with its digest. It is kept under the piece's key, which covers all that decides the
+text, and under a digest of the code that makes the text (`maker`): with another podrun, jaxlib or native module a note
+is not there.
+
+A piece has no note if its StableHLO has custom calls, which need libraries in the process and are looked at before they
+are called, or if oneDNN should compute it but could not be loaded.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+
+import podrun
+from podrun.core.executable import numpy_dtype
+from podrun.device.xla.convolutions import PACKAGE
+
+_SHOWN = 16
+"""Digits of `maker` in the name of a note."""
+ArrayKind = tuple[tuple[int, ...], str]
+"""Shape and dtype."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallNote:
+    """What a process needs to know of a compiled piece.
+
+    ``threads``: that compute it. ``in_place``: operands, by position, and the results that are written over them.
+    ``placed``: results that may be written to memory of the caller's. ``library``: whether it calls oneDNN. ``entry``:
+    the file that holds the code, and ``digest`` the SHA-256 of its contents.
+    """
+
+    threads: int
+    in_place: Mapping[int, int]
+    operands: Sequence[ArrayKind]
+    results: Sequence[ArrayKind]
+    placed: frozenset[int]
+    library: bool
+    entry: str
+    digest: str
+
+
+def write_note(folder: Path, key: str, note: CallNote) -> None:
+    """Keep the note of a piece. Raises OSError where that cannot be done."""
+    values = asdict(note) | {"in_place": sorted(note.in_place.items()), "placed": sorted(note.placed)}
+    text = json.dumps(values)
+    path = _path(folder, key)
+    part = path.with_suffix(f".{os.getpid()}.part")
+    part.write_text(f"{_sum(text)}\n{text}", encoding="utf-8")
+    part.replace(path)
+
+
+def read_note(folder: Path, key: str) -> tuple[CallNote, bytes] | None:
+    """The note of a piece and the entry that it names; None unless both are there as they were written."""
+    try:
+        checksum, _, text = _path(folder, key).read_text(encoding="utf-8").partition("\n")
+        if checksum != _sum(text):
+            return None
+        values = json.loads(text)
+        entry = (folder / values["entry"]).read_bytes()
+    except (OSError, ValueError):
+        return None
+    if hashlib.sha256(entry).hexdigest() != values["digest"]:
+        return None
+    note = CallNote(
+        **values
+        | {
+            "in_place": dict(values["in_place"]),
+            "placed": frozenset(values["placed"]),
+            "operands": [(tuple(shape), dtype) for shape, dtype in values["operands"]],
+            "results": [(tuple(shape), dtype) for shape, dtype in values["results"]],
+        }
+    )
+    return note, entry
+
+
+def array_kinds(arrays: Sequence[object]) -> list[ArrayKind] | None:
+    """Shapes and dtypes of what has both; None if a name does not say the dtype."""
+    kinds: list[ArrayKind] = []
+    for array in arrays:
+        shape, dtype = getattr(array, "shape", ()), np.dtype(getattr(array, "dtype", object))
+        try:
+            if numpy_dtype(dtype.name) != dtype:
+                return None
+        except (TypeError, ValueError):
+            return None
+        kinds.append((tuple(map(int, shape)), dtype.name))
+    return kinds
+
+
+@functools.cache
+def maker() -> str:
+    """A digest of the code that makes a compiled piece of StableHLO: of this folder with its native module, of the
+    module for JAX's private names, and of the versions of podrun, jaxlib and oneDNN."""
+    here = Path(__file__).parent
+    versions = [podrun.__version__, *map(_version, ("jaxlib", PACKAGE))]
+    digest = hashlib.sha256(" ".join(versions).encode())
+    files = [*sorted(here.glob("*.py")), *sorted(here.glob("*.so"))]
+    for path in (*files, here.parent.parent / "private_apis" / "jax.py"):
+        digest.update(path.name.encode() + hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "none"
+
+
+def _path(folder: Path, key: str) -> Path:
+    return folder / f"{key}-{maker()[:_SHOWN]}.call"
+
+
+def _sum(text: str) -> str:
+    return f"{zlib.crc32(text.encode()):08x}"

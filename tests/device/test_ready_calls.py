@@ -1,0 +1,211 @@
+"""A compiled piece with a note beside it is called without being lowered again, with the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from podrun.compiler.export import PieceFunction, export_piece
+from podrun.core.executable import Computation
+from podrun.device.xla import clients, pieces, ready_calls
+from podrun.device.xla.clients import one_thread_device, two_thread_device
+from podrun.device.xla.pieces import Piece, PieceCache
+
+pytestmark = pytest.mark.usefixtures("no_cache_of_jax")
+KINDS = {
+    "x": ((256, 256), "float32"),
+    "half": ((3, 5), "float16"),
+    "wide": ((2,), "int64"),
+    "one": ((), "bfloat16"),
+}
+
+
+def mixed(buffers: Any) -> dict[str, Any]:
+    """A product that is large enough for oneDNN, and results of other types and shapes."""
+    x = buffers["x"]
+    return {
+        "product": jnp.dot(x, x + 1),
+        "half": buffers["half"] * jnp.float16(0.3),
+        "wide": buffers["wide"] + 2**40,
+        "one": jnp.exp(buffers["one"]),
+    }
+
+
+def computation(function: Callable[[Any], dict[str, Any]] = mixed, *names: str) -> Computation:
+    specs = {n: jax.ShapeDtypeStruct(*KINDS[n]) for n in names or KINDS}
+    with jax.enable_x64(True):
+        outputs = tuple(jax.eval_shape(function, specs))
+        return export_piece(PieceFunction("mixed", function, specs, outputs))
+
+
+def operands(piece: Piece) -> list[Any]:
+    random = np.random.default_rng(7)
+    kinds = piece.kinds[: len(piece.shapes)]
+    arrays = [
+        (random.normal(size=shape) * 4).astype(dtype)
+        for shape, (_, dtype) in zip(piece.shapes, kinds, strict=True)
+    ]
+    with jax.enable_x64(True):
+        return [jax.device_put(a, one_thread_device()) for a in arrays]
+
+
+def results(piece: Piece) -> list[tuple[str, tuple[int, ...], bytes]]:
+    with jax.enable_x64(True):
+        # The second call is JAX's fast one.
+        given = [np.asarray(r) for _ in range(2) for r in piece.call(*operands(piece))]
+    return [(r.dtype.name, r.shape, r.tobytes()) for r in given]
+
+
+@pytest.fixture
+def lowered(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of pieces that are lowered from now on."""
+    names: list[str] = []
+    lower = pieces._lower
+
+    def noted(key: str, what: Computation, *rest: Any) -> Any:
+        names.append(what.name)
+        return lower(key, what, *rest)
+
+    monkeypatch.setattr(pieces, "_lower", noted)
+    return names
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_next_process_calls_it_at_once(
+    threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lowered: list[str]
+) -> None:
+    if threads == 2:
+        monkeypatch.setattr(clients, "WORTH_READING_TOGETHER", 1)
+    what = computation()
+    first = PieceCache(tmp_path).piece(what, ())
+    assert lowered == ["mixed"]
+    again = PieceCache(tmp_path).piece(what, ())
+    assert lowered == ["mixed"]
+    assert again.device == first.device == (two_thread_device() if threads == 2 else one_thread_device())
+    assert (again.kinds, again.placed, again.in_place) == (first.kinds, first.placed, first.in_place)
+    assert [*again.shapes] == [*first.shapes]
+    assert results(again) == results(first)
+
+
+def test_operands_are_written_over_as_before(tmp_path: Path, lowered: list[str]) -> None:
+    def adds(buffers: Any) -> dict[str, Any]:
+        return {"x": buffers["x"] + 1}
+
+    what = computation(adds, "x")
+    addresses = []
+    for _ in range(2):
+        piece = PieceCache(tmp_path).piece(what, (), {0: 0})
+        assert piece.in_place == {0: 0}
+        # Memory of XLA's own, which it may write: the sum of two arrays.
+        with jax.default_device(one_thread_device()):
+            (x,) = (jnp.add(o, o).block_until_ready() for o in operands(piece))
+        before = x.unsafe_buffer_pointer()
+        (result,) = piece.call(x)
+        addresses.append(result.unsafe_buffer_pointer() == before)
+        assert x.is_deleted()
+    assert addresses == [True, True]
+    assert lowered == ["mixed"]
+
+
+def spoil(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("file", ["*.call", "*-cache"])
+def test_a_damaged_file_is_not_used(file: str, tmp_path: Path, lowered: list[str]) -> None:
+    what = computation()
+    right = results(PieceCache(tmp_path).piece(what, ()))
+    for path in (tmp_path / "xla").rglob(file):
+        spoil(path)
+    assert results(PieceCache(tmp_path).piece(what, ())) == right
+    assert lowered == ["mixed", "mixed"]
+    assert results(PieceCache(tmp_path).piece(what, ())) == right
+    assert lowered == ["mixed", "mixed"]  # It was repaired.
+
+
+def test_another_podrun_makes_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lowered: list[str]
+) -> None:
+    what = computation()
+    PieceCache(tmp_path).piece(what, ())
+    other = "f" * 64
+    monkeypatch.setattr(ready_calls, "maker", lambda: other)
+    PieceCache(tmp_path).piece(what, ())
+    assert lowered == ["mixed", "mixed"]
+
+
+def test_the_maker_is_the_code_that_makes_a_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = ready_calls.maker.__wrapped__()
+    assert usual == ready_calls.maker()
+    read = Path.read_bytes
+    for name in ("rewrite.py", "matrix_products.py", "jax.py"):
+        monkeypatch.setattr(
+            Path, "read_bytes", lambda path, name=name: read(path) + (b"#" if path.name == name else b"")
+        )
+        assert ready_calls.maker.__wrapped__() != usual, name
+    monkeypatch.setattr(Path, "read_bytes", read)
+    monkeypatch.setattr(ready_calls.metadata, "version", lambda _: "0.10.99")
+    assert ready_calls.maker.__wrapped__() != usual
+
+
+def test_without_the_library_its_calls_are_not_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lowered: list[str]
+) -> None:
+    if not pieces.available():
+        pytest.skip("oneDNN is not there")
+    what = computation()
+    PieceCache(tmp_path).piece(what, ())
+    monkeypatch.setattr(pieces, "available", lambda: False)
+    PieceCache(tmp_path).piece(what, ())
+    assert lowered == ["mixed", "mixed"]
+
+
+def test_what_xla_computes_in_its_place_is_not_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lowered: list[str]
+) -> None:
+    monkeypatch.setattr(pieces, "available", lambda: False)
+    monkeypatch.setattr(pieces, "unavailable", lambda: True)
+    what = computation()
+    for _ in range(2):
+        PieceCache(tmp_path).piece(what, ())
+    assert lowered == ["mixed", "mixed"]
+    assert not [*tmp_path.rglob("*.call")]
+
+
+def test_custom_calls_are_looked_at_by_every_process(tmp_path: Path, lowered: list[str]) -> None:
+    def factors(buffers: Any) -> dict[str, Any]:
+        return {"factors": jnp.linalg.cholesky(jnp.eye(4) + buffers["x"][:4, :4] * 0)}
+
+    what = computation(factors, "x")
+    for _ in range(2):
+        PieceCache(tmp_path).piece(what, ())
+    assert lowered == ["mixed", "mixed"]
+    assert not [*tmp_path.rglob("*.call")]
+
+
+def test_a_piece_of_others_is_lowered_and_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lowered: list[str]
+) -> None:
+    what = computation()
+    PieceCache(tmp_path, vets=False).piece(what, ())
+    monkeypatch.setattr(pieces.executable_file, "is_own", lambda _: False)
+    PieceCache(tmp_path, vets=False).piece(what, ())
+    assert lowered == ["mixed", "mixed"]
+
+
+def test_a_jaxlib_without_the_private_names_lowers_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lowered: list[str]
+) -> None:
+    what = computation()
+    PieceCache(tmp_path).piece(what, ())
+    monkeypatch.setattr(pieces, "load_compiled", lambda *_: None)
+    PieceCache(tmp_path).piece(what, ())
+    assert lowered == ["mixed", "mixed"]
