@@ -152,24 +152,24 @@ def load_compiled(
         code = client.deserialize_executable(extract(decompress(entry))[0], devices((device,)))
     except Exception:  # Whatever jaxlib's readers raise.
         return None
-    taken, given = (
+    operand_types, result_types = (
         [jax.core.ShapedArray(a.shape, a.dtype) for a in arrays] for arrays in (operands, results)
     )
     fields = {
         "xla_executable": code,
         "device_list": devices((device,)),
         "backend": client,
-        "input_avals": taken,
-        "input_shardings": [one] * len(taken),
-        "output_avals": given,
-        "output_shardings": [one] * len(given),
+        "input_avals": operand_types,
+        "input_shardings": [one] * len(operand_types),
+        "output_avals": result_types,
+        "output_shardings": [one] * len(result_types),
         "committed": True,
         "name": name,
-        "kept_var_idx": set(range(len(taken))),
+        "kept_var_idx": set(range(len(operand_types))),
     }
     layouts = {
-        **dict.fromkeys(("xla_in_layouts", "dispatch_in_layouts"), [None] * len(taken)),
-        "xla_out_layouts": [None] * len(given),
+        **dict.fromkeys(("xla_in_layouts", "dispatch_in_layouts"), [None] * len(operand_types)),
+        "xla_out_layouts": [None] * len(result_types),
     }
     none = {field.name: None for field in dataclasses.fields(unloaded)}
     effects: dict[str, Any] = {
@@ -177,8 +177,8 @@ def load_compiled(
         "ordered_effects": [],
         "host_callbacks": [],
     }
-    arguments: Any = (tuple(taken), {})
-    outputs = jax.tree.structure([*given])
+    arguments: Any = (tuple(operand_types), {})
+    outputs = jax.tree.structure([*result_types])
     executable = unloaded(**none | fields | layouts | effects).load()
     return cast("Callable[..., Any]", jax.stages.Compiled(executable, [], arguments, outputs, no_kwargs=True))
 
