@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -240,6 +241,17 @@ def commands(tmp_path: Path) -> Iterator[Commands]:
     """Runs commands; fails the test if they leave processes, shared memory, scratch files or threads
     behind."""
     yield from run_and_check_for_leaks(tmp_path)
+
+
+@pytest.fixture
+def silent_port() -> Iterator[int]:
+    """A port of this host at which nobody listens. It stays taken, so that nothing else gets it meanwhile; a gRPC
+    server of the test itself may listen there.
+    """
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        taken.bind(("127.0.0.1", 0))
+        yield taken.getsockname()[1]
 
 
 def script(directory: Path, text: str, name: str = "train.py") -> Path:

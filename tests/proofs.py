@@ -12,7 +12,7 @@ from podrun.core.access import GREET
 def greet(channel: Any, where: str) -> tuple[str, str]:
     """Random numbers of client and server after a greeting for ``where``. Raises grpc.RpcError."""
     client = secrets.token_hex(16)
-    reply = channel.unary_unary(GREET)(f"2 {where} {client}".encode(), timeout=20)
+    reply = channel.unary_unary(GREET)(f"2 {where} {client}".encode(), timeout=60)
     return client, reply.decode().split(" ")[0]
 
 

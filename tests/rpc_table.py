@@ -129,16 +129,16 @@ def answer(channel: Any, call: Call, metadata: Any = ()) -> str:
     try:
         if call.streams:
             for reply in channel.stream_stream(call.path)(
-                iter([call.request]), timeout=20, metadata=metadata
+                iter([call.request]), timeout=60, metadata=metadata
             ):
                 return "DENIED" if b"another user" in reply else "OK"
             return "OK"
         if call.endless:
-            replies = channel.unary_stream(call.path)(call.request, timeout=20, metadata=metadata)
+            replies = channel.unary_stream(call.path)(call.request, timeout=60, metadata=metadata)
             next(replies)
             replies.cancel()
             return "OK"
-        channel.unary_unary(call.path)(call.request, timeout=20, metadata=metadata)
+        channel.unary_unary(call.path)(call.request, timeout=60, metadata=metadata)
     except grpc.RpcError as error:
         return str(error.code().name)
     return "OK"

@@ -259,13 +259,13 @@ def service() -> Iterator[int]:
 def test_a_service_wants_its_users_secret(service: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(access.VARIABLE, ANOTHER)
     with (
-        VipuClient("127.0.0.1", service, timeout=10) as client,
+        VipuClient("127.0.0.1", service, timeout=60) as client,
         pytest.raises(DeniedError, match="another user's"),
     ):
         client.list_partitions()
     monkeypatch.setenv(access.VARIABLE, TOKEN)
     for own in (True, False):
-        with VipuClient("127.0.0.1", service, timeout=10, own=own) as client:
+        with VipuClient("127.0.0.1", service, timeout=60, own=own) as client:
             assert client.list_partitions() == []
 
 
@@ -274,7 +274,7 @@ def test_a_client_that_expects_its_own_server_takes_no_other(
 ) -> None:
     monkeypatch.setenv(access.VARIABLE, ANOTHER)
     with (
-        VipuClient("127.0.0.1", service, timeout=10, own=True) as client,
+        VipuClient("127.0.0.1", service, timeout=60, own=True) as client,
         pytest.raises(access.StrangersServerError, match="not this user's"),
     ):
         client.list_partitions()
@@ -314,7 +314,7 @@ def strangers_server(
     add_to_server(ipuof_pb2, "Ipuof", object(), fake)
     if relay is not None:
         pass_on = grpc.unary_unary_rpc_method_handler(
-            lambda text, _: relay.unary_unary(access.GREET)(text, timeout=5)
+            lambda text, _: relay.unary_unary(access.GREET)(text, timeout=60)
         )
         service, _, method = access.GREET[1:].partition("/")
         fake.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: pass_on}),))
@@ -338,7 +338,7 @@ def test_a_strangers_server_hears_a_greeting_and_nothing_else(
     """No name, no request and no proof: nothing that tells it something or could be used elsewhere."""
     monkeypatch.setenv(access.VARIABLE, TOKEN)
     spy = _Spy()
-    with strangers_server(spy) as port, VipuClient("127.0.0.1", port, timeout=10, own=True) as client:
+    with strangers_server(spy) as port, VipuClient("127.0.0.1", port, timeout=60, own=True) as client:
         for ask in (
             lambda: client.create_partition(Requirements("p", 4)),
             lambda: client.remove_partition("p"),
@@ -365,7 +365,7 @@ def test_a_stranger_at_another_address_of_the_name_relays_nothing(
     with (
         grpc.insecure_channel(f"127.0.0.1:{service}") as real,
         strangers_server(spy, service, "127.0.0.2", real if relayed else None),
-        VipuClient("localhost", service, timeout=10, own=own) as client,
+        VipuClient("localhost", service, timeout=60, own=own) as client,
     ):
         assert client.list_partitions() == []
     assert {method for method, _ in spy.seen} == {access.GREET}
@@ -383,7 +383,7 @@ def test_a_stranger_who_takes_the_port_is_not_believed_and_a_restarted_server_is
         return made, made.start("127.0.0.1", port, TOKEN)
 
     first, port = serve(0)
-    with VipuClient("127.0.0.1", port, timeout=10, own=False) as client:
+    with VipuClient("127.0.0.1", port, timeout=60, own=False) as client:
         assert client.list_partitions() == []
         first.stop(grace=0)
         spy = _Spy()
@@ -421,7 +421,7 @@ def test_a_call_goes_on_after_the_server_has_forgotten_the_greeting(
     service: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(access.VARIABLE, TOKEN)
-    with VipuClient("127.0.0.1", service, timeout=10, own=True) as client:
+    with VipuClient("127.0.0.1", service, timeout=60, own=True) as client:
         client.list_partitions()
         monkeypatch.setattr(identity.ProofChecker, "_nonce", _forgetful(identity.ProofChecker._nonce, 3))
         assert client.list_partitions() == []
@@ -452,10 +452,10 @@ def test_a_user_reaches_the_own_server_through_the_own_folder(
 
     monkeypatch.setattr(proven_channel.ProvenChannel, "_greeted", no_tcp)
     for host in ("127.0.0.1", "localhost"):
-        with VipuClient(host, service, timeout=10, own=True) as client:
+        with VipuClient(host, service, timeout=60, own=True) as client:
             assert client.list_partitions() == []
     monkeypatch.setenv(access.VARIABLE, ANOTHER)  # Another secret, another name.
-    with VipuClient("127.0.0.1", service, timeout=10, own=True) as client, pytest.raises(AssertionError):
+    with VipuClient("127.0.0.1", service, timeout=60, own=True) as client, pytest.raises(AssertionError):
         client.list_partitions()
 
 

@@ -62,7 +62,7 @@ class _Pod:
         else:
             with VipuClient("127.0.0.1", self.port, 20) as client:
                 client.create_partition(Requirements("alices", 4))
-        assert self.service.wait_idle(20)
+        assert self.service.wait_idle(60)
 
     @property
     def machine(self) -> str:
@@ -109,7 +109,7 @@ def test_every_call_of_a_shared_server_and_its_machines(shared: _Pod) -> None:
     ):
         if user == ALICE:
             shared.create()  # the administrator has removed her partition
-            assert shared.service.wait_idle(20)
+            assert shared.service.wait_idle(60)
         for row, code in shared.answers(user).items():
             assert code in (HARMLESS if TABLE[row] in may else DENIED), (user, row, code)
 

@@ -66,7 +66,7 @@ from .programs import data, first_weights, linear
 ROOT = Path(__file__).resolve().parents[2]
 FIRST_PID = 1 << 30
 """Process id of the first instance; instances are threads here, and no process has such an id."""
-DEADLINE = 10.0
+DEADLINE = 50.0
 """Seconds in which an attempt of these programs must end, or fail, in every instance."""
 BATCH_KINDS = [key for key in EFFECTS if strikes_in_batches(*key)]
 """Kinds that raise an error in a batch."""

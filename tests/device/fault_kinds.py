@@ -274,7 +274,7 @@ def ask(spec: FaultSpec) -> int:
             pod.active("p", 16)
             pod.client.inject_faults("p", [spec.text])
             _request(pod, spec.during)
-        assert pod.service.wait_idle(20)
+        assert pod.service.wait_idle(60)
         names = [info.name for info in pod.client.list_partitions()]
         assert names == ([] if spec.during == "RemovePartition" else ["p"])
         if names:

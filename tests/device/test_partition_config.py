@@ -127,9 +127,7 @@ def test_no_service_and_bad_numbers() -> None:
         connect({**here, "IPUOF_VIPU_API_PORT": "x"})
 
 
-def test_an_instance_of_a_launch_lets_its_server_start_again() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+def test_an_instance_of_a_launch_lets_its_server_start_again(silent_port: int) -> None:
     server = grpc.server(ThreadPoolExecutor(2))
     add_to_server(vipu_pb2, "UserService", Service(), server)
     waits: list[float] = []
@@ -137,13 +135,13 @@ def test_an_instance_of_a_launch_lets_its_server_start_again() -> None:
     def sleep(seconds: float) -> None:
         waits.append(seconds)
         if len(waits) == 1:
-            assert server.add_insecure_port(f"127.0.0.1:{port}") == port
+            assert server.add_insecure_port(f"127.0.0.1:{silent_port}") == silent_port
             server.start()
 
     here = {
         "IPUOF_VIPU_API_HOST": "127.0.0.1",
         "IPUOF_VIPU_API_PARTITION_ID": "p",
-        "IPUOF_VIPU_API_PORT": str(port),
+        "IPUOF_VIPU_API_PORT": str(silent_port),
         "IPUOF_VIPU_API_GCD_ID": "3",
         "PODRUN_LAUNCH_ID": "l",
     }

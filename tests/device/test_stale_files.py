@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -83,12 +82,14 @@ def test_a_file_is_used_for_as_long_as_its_partition_lives(
 
 
 def test_of_several_files_those_that_hold_are_used_and_one_line_names_the_others(
-    machine: tuple[MachineServer, MachineControl], home: dict[str, str], capfd: pytest.CaptureFixture[str]
+    machine: tuple[MachineServer, MachineControl],
+    home: dict[str, str],
+    silent_port: int,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     server, control = machine
     configure(control, server.endpoint, "p", "svc/1.000000")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        nobody = f"127.0.0.1:{free.getsockname()[1]}"
+    nobody = f"127.0.0.1:{silent_port}"
     first = write(home, "p", server.endpoint, "svc/1.000000")
     own = write(home, "hand-written", server.endpoint, gcd=1)
     stale = [write(home, "a", nobody, "other/1.000000"), write(home, "b", nobody)]

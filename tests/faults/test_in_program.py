@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -64,17 +66,23 @@ def test_an_instance_is_killed_within_a_write() -> None:
     assert written == [(b"a", []), (b"b", [signal.SIGKILL]), (b"c", [signal.SIGKILL])]
 
 
+HANGS = """
+from podrun.faults import ProgramFaults, parse_faults
+(spec,) = parse_faults("instance:0@during=checkpoint-write:hung,seconds=0.2")
+ProgramFaults(lambda: [spec], lambda spec: True)._strike(spec)
+raise SystemExit(7)
+"""
+
+
 def test_an_instance_hangs_within_a_write_and_goes_on() -> None:
-    (spec,) = parse_faults("instance:0@during=checkpoint-write:hung,seconds=0.2")
     began = time.monotonic()
-    child = os.fork()
-    if not child:
-        ProgramFaults(lambda: [spec], lambda found: True)._strike(spec)
-        os._exit(7)
-    _, status = os.waitpid(child, os.WUNTRACED)
+    # A process of its own: a fork of this one, whose libraries have threads, might wait for a lock for ever.
+    child = subprocess.Popen([sys.executable, "-c", HANGS])
+    _, status = os.waitpid(child.pid, os.WUNTRACED)
     if os.WIFSTOPPED(status):  # if not, it went on before this process looked
-        _, status = os.waitpid(child, 0)
-    assert os.WEXITSTATUS(status) == 7
+        _, status = os.waitpid(child.pid, 0)
+    child.returncode = os.waitstatus_to_exitcode(status)
+    assert child.returncode == 7
     assert time.monotonic() - began > 0.15
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -111,11 +110,9 @@ def test_a_partition_ends_with_its_launch(launch: Launches) -> None:
     assert service.partition("stays").holder == ""
 
 
-def test_a_server_that_is_starting_again_is_waited_for(tmp_path: Path) -> None:
+def test_a_server_that_is_starting_again_is_waited_for(tmp_path: Path, silent_port: int) -> None:
     """Its machines run: their keeper says at which port it will be back. A port without any is an error at once."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    words = ["--vipu-server-host=127.0.0.1", f"--vipu-server-port={port}", "--num-replicas=4", "true"]
+    words = ["--vipu-server-host=127.0.0.1", f"--vipu-server-port={silent_port}", "--num-replicas=4", "true"]
     line = parse_command_line(words)
     spec = plan_launch(line.options, line.program, LaunchContext({"PATH": os.defpath}, "/", "python"))
     said, environ = io.StringIO(), {"PODRUN_RUNTIME_DIR": str(tmp_path)}
@@ -128,7 +125,9 @@ def test_a_server_that_is_starting_again_is_waited_for(tmp_path: Path) -> None:
     with pytest.raises(NoServerError):
         LaunchServer(CurrentLaunch(spec), environ, Log(stream=said)).connect(start_again)
     assert (pauses, said.getvalue()) == ([], "")
-    entry = ServiceEntry(POD, "", 0, own_process_id(), "pod16", pod="4711", address="h:1", last_port=port)
+    entry = ServiceEntry(
+        POD, "", 0, own_process_id(), "pod16", pod="4711", address="h:1", last_port=silent_port
+    )
     Registry(tmp_path).publish(entry)
     with pytest.raises(LaunchOverError):
         LaunchServer(CurrentLaunch(spec), environ, Log(stream=said)).connect(start_again)

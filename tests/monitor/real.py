@@ -35,7 +35,7 @@ class RealPod:
     def active(self, name: str, size: int, **needs: object) -> None:
         """Create a partition and wait until it is active."""
         self.client.create_partition(Requirements(name, size, **needs))  # type: ignore[arg-type]
-        assert self.service.wait_idle(20)
+        assert self.service.wait_idle(60)
 
     def stop(self) -> None:
         """End it."""

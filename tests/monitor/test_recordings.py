@@ -19,7 +19,7 @@ from podrun.monitor.live.sighting import PodSighting
 from podrun.monitor.live.sources import ReplaySource, ServiceSource
 from tests.partition.conftest import Pod
 
-DEADLINE_S = 30
+DEADLINE_S = 60
 
 
 def write_recording(file: Path, seen: PodSighting, count: int = 5) -> Recording:

@@ -108,7 +108,7 @@ def test_that_the_partition_is_gone_is_said_once(pod: Pod, monkeypatch: pytest.M
         pod.active("p", 4)
         once(client)
         client.remove_partition("p")
-        assert pod.service.wait_idle(20)
+        assert pod.service.wait_idle(60)
         once(client)
         once(client)
 

@@ -93,7 +93,7 @@ def test_links_carry_data_until_one_breaks(pod: RealPod, tool: Tool) -> None:
         {"from": "2", "to": "3", "status": "failed", "error": "IPU-Link down (PARTITION_RESET needed)"}
     ]
     pod.client.reset_partition("p")  # The other tests use the links again.
-    assert pod.service.wait_idle(20)
+    assert pod.service.wait_idle(60)
 
 
 def test_ipus_in_use_are_refused_and_released(pod: RealPod, tool: Tool) -> None:

@@ -35,7 +35,7 @@ from podrun.partition.host.discovery import LAUNCHER, Registry, ServiceEntry, ow
 from podrun.record.running_launch import OutputTail
 from tests.partition.conftest import Pod
 
-DEADLINE_S = 30
+DEADLINE_S = 60
 
 
 def test_a_sighting_has_machines_jobs_and_problems(seen: PodSighting) -> None:

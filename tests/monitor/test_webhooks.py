@@ -209,7 +209,7 @@ def test_the_verb_prints_what_slurm_would_be_told(
     (tmp_path / "scontrol").chmod(0o755)
     pod.client.restart_agent("ipum2")
     pod.client.reset_partition("p")
-    assert pod.service.wait_idle(20)
+    assert pod.service.wait_idle(60)
     done = CliRunner().invoke(health_verb, words[:2], standalone_mode=False)
     assert done.return_value == 0
     assert calls.read_text().splitlines()[-1] == "update NodeName=n1 State=RESUME"

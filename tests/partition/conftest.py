@@ -197,7 +197,7 @@ class Pod:
     def active(self, name: str, size: int, **needs: Any) -> None:
         """Create a partition and wait until it is active."""
         self.client.create_partition(Requirements(name, size, **needs))
-        assert self.service.wait_idle(20)
+        assert self.service.wait_idle(60)
 
 
 @pytest.fixture

@@ -144,7 +144,7 @@ def test_users_see_and_use_their_allocations_only(make_pod: MakePod) -> None:
                 client.restart_agent("ipum1")
             with pytest.raises(DeniedError, match="needs the role admin"):
                 client.create_user("eve")
-        assert pod.service.wait_idle(20)
+        assert pod.service.wait_idle(60)
         with as_user(pod, "bob", bob) as client:
             assert client.list_partitions() == []
             with pytest.raises(NotFoundError, match="there is no partition 'a'"):
@@ -191,7 +191,7 @@ def test_lists_and_watches_hold_what_who_asks_may_see(make_pod: MakePod) -> None
         bob = root.create_user("bob", "viewer", ["right"])
         root.create_partition(Requirements("l", 8, allocation="left"))
         root.create_partition(Requirements("r", 8, allocation="right"))
-        assert pod.service.wait_idle(20)
+        assert pod.service.wait_idle(60)
         root.create_partition(Requirements("lq", 8, allocation="left"), wait=True, priority=1)
         root.create_partition(Requirements("rq", 8, allocation="right"), wait=True)
         root.set_maintenance("ipum2", reason="memory")

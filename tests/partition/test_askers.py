@@ -45,7 +45,7 @@ def divided(make_pod: MakePod) -> Iterator[tuple[Pod, VipuClient]]:
         client.create_reservation(RESERVATION, ["ipum1"], begin_in_s=1e9, for_s=1e6)
         client.create_partition(Requirements(PARTITION, 4, allocation=ALLOCATION))  # on ipum2
         client.create_partition(Requirements("own-part", 8, allocation="mine"))
-        assert pod.service.wait_idle(20)
+        assert pod.service.wait_idle(60)
         client.create_partition(Requirements(QUEUED, 8, allocation=ALLOCATION), wait=True, priority=5)
         client.create_partition(Requirements("own-wait", 8, allocation="mine"), wait=True)
     key = pod.desk.accounts.create(Account("op", Role.OPERATOR, ("mine",), may_inject=True))
@@ -180,13 +180,13 @@ def test_a_partition_made_meanwhile_is_its_owners_from_the_first_moment(
     servicer = kind(pod.service, FrontDesk(sharing=Sharing(shared=True)))
     if waits:
         pod.service.create(Requirements("all", 16))
-        assert pod.service.wait_idle(20)
+        assert pod.service.wait_idle(60)
     admitted = servicer.admit
 
     def admit(name: str, request: Any, context: Any) -> Caller:
         caller = admitted(name, request, context)
         pod.service.create(Requirements("p", 4, owner=ALICE.uid), wait=waits)
-        assert pod.service.wait_idle(20)
+        assert pod.service.wait_idle(60)
         return caller
 
     monkeypatch.setattr(servicer, "admit", admit)
@@ -211,7 +211,7 @@ def test_a_partition_made_while_machines_report_is_not_told(
 
     def create_first(*args: Any, **options: Any) -> Any:
         pod.service.create(Requirements("p", 4, owner=ALICE.uid))
-        assert pod.service.wait_idle(20)
+        assert pod.service.wait_idle(60)
         return reports(*args, **options)
 
     monkeypatch.setattr(pod.service, "machine_reports", create_first)

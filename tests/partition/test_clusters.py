@@ -207,7 +207,7 @@ def test_agents_and_clusters_are_there_after_a_restart(tmp_path: Path, make_pod:
     before = (pod.client.list_clusters(), pod.client.get_partition("a").agents)
     pod.stop()
     again = make_pod("pod16", path)
-    assert again.service.wait_idle(20)
+    assert again.service.wait_idle(60)
     assert (again.client.list_clusters(), again.client.get_partition("a").agents) == before
     assert {a.agent_id: a.host for a in again.client.list_agents()}["spare"] == "10.1.1.9"
     assert again.client.list_queue()[0].blockers == ("a",)

@@ -80,7 +80,7 @@ def write_state(path: Path) -> None:
         for name, size in (("p", 4), ("q", 2), ("r", 1)):
             holder = str(this_holder()) if name == "p" else ""
             create(Requirements(name, size, owner=1000, limit_s=9.0, relocatable=True, holder=holder))
-        assert pod.service.wait_idle(20)
+        assert pod.service.wait_idle(60)
         pod.service.handle(ev.AgentLost("ipum2", "power"))
         pod.service.create_reservation("kept", ("ipum3",), begin_in_s=1e6, for_s=60.0)
         pod.service.set_maintenance("ipum4", drain=True, deadline_s=1e6, reason="fan")

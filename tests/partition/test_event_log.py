@@ -154,11 +154,11 @@ def test_health_is_told_to_everybody_and_the_rest_to_who_may(pod16: Pod) -> None
     with grpc.insecure_channel(f"127.0.0.1:{pod16.port}") as channel:
         check = health_pb2_grpc.HealthStub(channel).Check
         for service in ("", "podrun.vipu.v1.UserService"):
-            reply = check(health_pb2.HealthCheckRequest(service=service), timeout=20)
+            reply = check(health_pb2.HealthCheckRequest(service=service), timeout=60)
             assert reply.status == health_pb2.HealthCheckResponse.SERVING
         listing = channel.unary_unary("/podrun.vipu.v1.UserService/ListPartitions")
         with pytest.raises(grpc.RpcError) as caught:
-            listing(b"", timeout=20)
+            listing(b"", timeout=60)
         assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED  # type: ignore[attr-defined]
 
 

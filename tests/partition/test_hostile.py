@@ -42,7 +42,7 @@ class Raw:
     def refused(self, method: Callable[..., Any], request: Any) -> tuple[grpc.StatusCode, dict[str, Any]]:
         """The status, and podrun's own error beside it."""
         with pytest.raises(grpc.RpcError) as caught:
-            method(request, timeout=5)
+            method(request, timeout=60)
         metadata = dict(caught.value.trailing_metadata() or ())
         return caught.value.code(), json.loads(metadata.get(ERROR_METADATA_KEY, "{}"))
 
@@ -139,7 +139,7 @@ def test_an_oversized_request_is_refused(raw: Raw) -> None:
 )
 def test_malformed_messages_are_refused(raw: Raw, pod16: Pod, method: str, data: bytes) -> None:
     """Whatever bytes arrive, an answer or a status comes back, and the service goes on with its books straight."""
-    call = raw.channel.unary_unary(method).future(data, timeout=5)
+    call = raw.channel.unary_unary(method).future(data, timeout=60)
     if call.code() is grpc.StatusCode.INTERNAL:  # What gRPC itself answers to what is no message.
         assert "deserializing" in call.details()
     else:
@@ -164,7 +164,7 @@ def test_the_state_holds_together_after_many_clients_at_once(pod16: Pod) -> None
                     (stubs.user.RemovePartition, pb.RemovePartitionRequest(partition_id=name)),
                 ):
                     try:
-                        method(request, timeout=20)
+                        method(request, timeout=60)
                     except grpc.RpcError as error:
                         codes.add(error.code())  # type: ignore[attr-defined]
 
@@ -175,9 +175,9 @@ def test_the_state_holds_together_after_many_clients_at_once(pod16: Pod) -> None
         thread.join(60)
         assert not thread.is_alive()
     assert codes <= CALLERS_FAULT, codes
-    assert pod16.service.wait_idle(20)
+    assert pod16.service.wait_idle(60)
     pod16.service._allocator.validate_state()
     for info in pod16.client.list_partitions():
         pod16.client.remove_partition(info.name)
-    assert pod16.service.wait_idle(20)
+    assert pod16.service.wait_idle(60)
     pod16.active("whole", 16)

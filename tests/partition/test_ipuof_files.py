@@ -91,9 +91,9 @@ def test_a_stopped_server_puts_files_aside_and_the_next_one_writes_them_anew(
     assert (names(folder), names(tmp_path / "aside")) == ([], ["p_ipuof.conf"])
     second = make_pod("pod16", tmp_path / "state")
     with_files(second, folder)
-    assert second.service.wait_idle(20)
+    assert second.service.wait_idle(60)
     second.client.reset_partition("p")  # `make_pod` starts the service before it has files.
-    assert second.service.wait_idle(20)
+    assert second.service.wait_idle(60)
     after = json.loads((folder / "p_ipuof.conf").read_text())
     assert (after["attributes"]["Epoch"], after["attributes"]["Generation"]) == (
         before["attributes"]["Epoch"],

@@ -23,7 +23,7 @@ from .conftest import FakeMachine
 LEASE = Lease("0123456789abcdef", 3)
 AGENTS = [f"ipum{i}" for i in (1, 2, 3, 4)]
 USES = [MachineUse(agent, "p") for agent in AGENTS]
-WAIT = 20.0
+WAIT = 60.0
 
 
 class RayError(Exception):

@@ -24,7 +24,7 @@ def faults_of(pod: Pod, *texts: str) -> list[object]:
 
 
 def generation(pod: Pod) -> int:
-    assert pod.service.wait_idle(5)
+    assert pod.service.wait_idle(60)
     return pod.client.get_partition("p").generation
 
 
@@ -107,10 +107,10 @@ def test_what_is_done_to_a_partition_is_told_for_records(pod16: Pod) -> None:
     pod16.client.reset_ipus("p", [5, 6])
     pod16.client.inject_faults("p", ["ipu:1@batch=3:trap"])
     pod16.client.reset_partition("p")
-    assert pod16.service.wait_idle(5)
+    assert pod16.service.wait_idle(60)
     pod16.pool.machine("ipum2", "p").die()
     pod16.client.restart_agent("ipum2")
-    assert pod16.service.wait_idle(5)
+    assert pod16.service.wait_idle(60)
     reports = pod16.client.machine_reports("p")
     told = [(event.did, event.what) for event in reports[0].control_events]
     assert told == [

@@ -120,7 +120,7 @@ def test_status_codes_for_third_parties(pod16: Pod) -> None:
         needs = vipu_pb2.PartitionRequirements(size=size)
         with pytest.raises(grpc.RpcError) as caught:
             stub.CreatePartition(
-                vipu_pb2.CreatePartitionRequest(partition_id=name, requirements=needs), timeout=20
+                vipu_pb2.CreatePartitionRequest(partition_id=name, requirements=needs), timeout=60
             )
         code = caught.value.code()
         assert isinstance(code, grpc.StatusCode)
@@ -131,9 +131,9 @@ def test_status_codes_for_third_parties(pod16: Pod) -> None:
     assert code_of(16, "p") is grpc.StatusCode.ALREADY_EXISTS
     assert code_of(16, "q") is grpc.StatusCode.RESOURCE_EXHAUSTED
     with pytest.raises(grpc.RpcError) as caught:
-        stub.GetPartition(vipu_pb2.GetPartitionRequest(partition_id="no"), timeout=20)
+        stub.GetPartition(vipu_pb2.GetPartitionRequest(partition_id="no"), timeout=60)
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
-    status = stub.GetPartitionStatus(vipu_pb2.GetPartitionStatusRequest(partition_id="p"), timeout=20).status
+    status = stub.GetPartitionStatus(vipu_pb2.GetPartitionStatusRequest(partition_id="p"), timeout=60).status
     assert vipu_pb2.PartitionState.Name(status.state) == "PS_ACTIVE"
     channel.close()
 
@@ -375,7 +375,7 @@ def test_many_clients_never_share_an_ipu(make_pod: Callable[..., Pod]) -> None:
     for thread in threads:
         thread.join()
     assert len(refused) == 4
-    assert pod.service.wait_idle(20)
+    assert pod.service.wait_idle(60)
     held = [agent for info in pod.client.list_partitions() for agent in info.agents]
     assert len(held) == len(set(held)) == 16
 
@@ -456,7 +456,7 @@ def test_processes_read_whether_their_partition_was_moved_or_removed(pod16: Pod)
     before = pod16.client.get_partition("p").agents
     left = pod16.pool.machine(before[0], "p")
     pod16.pool.machine(before[1], "p").die()
-    assert pod16.service.wait_idle(20)
+    assert pod16.service.wait_idle(60)
     after = pod16.client.get_partition("p").agents
     assert not set(before) & set(after)
     assert left.taken_by == [TakenBy.MOVE]

@@ -101,7 +101,7 @@ def test_what_holds_together_is_kept(
     assert ask(capsys, "check", file)[0] == 0
     pod = make_pod("pod16", file)
     assert {info.name for info in pod.client.list_partitions()} >= kept
-    assert pod.service.wait_idle(20)
+    assert pod.service.wait_idle(60)
 
 
 @pytest.mark.parametrize("content", [b"", b"no SQLite at all" * 300], ids=["empty", "garbage"])

@@ -170,7 +170,7 @@ def test_a_full_disk_changes_nothing(tmp_path: Path, make_pod: Callable[..., Pod
     assert "Make room" in str(error.hint)
     assert [info.name for info in pod.client.list_partitions()] == held
     make_room(pod.service.store)
-    assert pod.service.wait_idle(20)
+    assert pod.service.wait_idle(60)
     assert [info.state for info in pod.client.list_partitions()] == [S.ACTIVE] * len(held)
     pod.active("later", 1)
 

@@ -247,7 +247,7 @@ def test_a_keeper_of_another_build_ends_and_its_partitions_come_up_anew(
     first.active("p", 4)
     first.stop(leave_machines=True)
     second = make_pod("pod16", tmp_path / "state", left=None)
-    assert second.service.wait_idle(20)
+    assert second.service.wait_idle(60)
     assert [(info.name, info.state) for info in second.client.list_partitions()] == [("p", S.ACTIVE)]
     assert second.pool.started
 

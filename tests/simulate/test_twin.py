@@ -151,14 +151,14 @@ def in_service(seed: int, count: int, directory: Path, monkeypatch: pytest.Monke
             names = sorted({*service._allocator.partitions, *service._allocator.queue})
             with contextlib.suppress(PodrunError):
                 service.handle(ask(now[0], names), rng.choice(ASKERS))
-            assert service.wait_idle(30)
+            assert service.wait_idle(60)
             if names and rng.random() < 0.5:
                 name = rng.choice(names)
                 told.append(("note", now[0], name))
                 watch.note(name)
             if rng.random() < 0.6:
                 service.look_around()
-                assert service.wait_idle(30)
+                assert service.wait_idle(60)
     finally:
         service.stop(grace=0)
     return told

@@ -78,7 +78,7 @@ def test_each_fault_is_told_seen_and_repaired_as_documented(
         assert len(said) == 1, done.stdout + done.stderr
         step, name, what, seconds = re.fullmatch(r"step (\d+) (\w+) (\w+) ([\d.]+)", said[0]).groups()  # type: ignore[union-attr]
         assert (step, name, what) == ("17", kind, action)
-        assert float(seconds) < 5
+        assert float(seconds) < 60
     assert kind in done.stderr
     assert shown in machine_errors(pod).lower()
     for words in too_weak:
