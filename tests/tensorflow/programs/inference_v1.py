@@ -6,6 +6,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python import ipu
 
+tf.set_random_seed(1)
 BATCH, STEPS = 2, 6
 images = np.random.RandomState(0).rand(BATCH, 16, 16, 8).astype(np.float32)
 dataset = tf.data.Dataset.from_tensors(tf.constant(images)).repeat()

@@ -5,6 +5,7 @@ from ipu_tensorflow_addons.keras.layers import LSTM, Embedding
 from tensorflow import keras
 from tensorflow.python import ipu
 
+keras.utils.set_random_seed(1)
 random = np.random.RandomState(0)
 texts = random.randint(0, 30, (64, 7)).astype(np.int32)
 labels = (texts.sum(1) % 2).astype(np.float32)[:, None]

@@ -7,6 +7,7 @@ from ipu_tensorflow_addons.keras.optimizers import AdamIpuOptimizer
 from tensorflow import keras
 from tensorflow.python import ipu
 
+keras.utils.set_random_seed(1)
 random = np.random.RandomState(0)
 users, items = (random.randint(0, n, 128).astype(np.int32) for n in (20, 30))
 liked = ((users + items) % 2).astype(np.float32)

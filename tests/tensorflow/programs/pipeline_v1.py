@@ -6,6 +6,7 @@ from tensorflow.python import ipu
 from tensorflow.python.ipu.ops import pipelining_ops
 
 tf.disable_v2_behavior()
+tf.set_random_seed(1)
 random = np.random.RandomState(0)
 points = random.rand(256, 20).astype(np.float32)
 labels = (points.sum(1) > 10).astype(np.int32)

@@ -1,7 +1,6 @@
 """A Keras classifier: fit, evaluate and predict under an IPU strategy."""
 
 import numpy as np
-import tensorflow as tf
 from tensorflow import keras
 from tensorflow.python import ipu
 
@@ -11,7 +10,7 @@ config.configure_ipu_system()
 random = np.random.RandomState(0)
 points = random.rand(256, 20).astype(np.float32)
 labels = (points.sum(1) > 10).astype(np.int32)
-tf.random.set_seed(1)
+keras.utils.set_random_seed(1)
 strategy = ipu.ipu_strategy.IPUStrategy()
 with strategy.scope():
     model = keras.Sequential(
