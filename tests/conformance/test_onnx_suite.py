@@ -70,3 +70,30 @@ def test_real_architectures_equal_onnxruntime(case: object) -> None:
     got = backend.prepare(model).run(inputs)
     for want, have in zip(expected, got, strict=True):
         np.testing.assert_allclose(have, want, rtol=1e-4, atol=1e-4 * max(1.0, float(np.abs(want).max())))
+
+
+@pytest.mark.slow
+def test_windows_pooled_at_once_are_those_of_onnxs_loops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every pooling of the suite, on the arguments that the suite itself passes."""
+    from onnx.backend.test.case import node
+    from onnx.backend.test.case.node import averagepool, lppool, maxpool
+    from onnx.reference.ops import op_pool_common
+
+    pooled = []
+
+    def both(*arguments: object, **named: object) -> np.ndarray:
+        want = loops(*arguments, **named)
+        np.testing.assert_allclose(onnx_suite.quick_pool(*arguments, **named), want, rtol=1e-5, atol=1e-6)  # type: ignore[arg-type]
+        pooled.append(want.dtype)
+        return want
+
+    monkeypatch.setattr(node, "_existing_names", {})  # The cases are made once more.
+    monkeypatch.setattr(node, "_NodeTestCases", [])
+    loops = op_pool_common.pool
+    for module in (averagepool, lppool, maxpool):
+        monkeypatch.setattr(module, "pool", both)
+    for kind in (averagepool.AveragePool, lppool.LpPool, maxpool.MaxPool):
+        for name, export in vars(kind).items():
+            if name.startswith("export"):
+                export.__func__()
+    assert len(pooled) > 25
