@@ -419,23 +419,22 @@ def test_replicas_over_several_machines_give_the_same_bits(options: dict[str, An
             np.testing.assert_array_equal(other.read_variable(name), pod.read_variable(name), err_msg=name)
 
 
-def test_replicas_over_two_machines_give_the_bits_of_one() -> None:
-    """The least of the many cases above: one other layout, one micro-batch, no pipeline."""
+def test_replicas_over_two_or_four_machines_give_the_bits_of_one() -> None:
+    """The least of the many cases above: two other layouts, one micro-batch, no pipeline."""
     options: dict[str, Any] = {
         "replicas": 2,
         "update": Momentum(),
         "accumulation_factor": 1,
         "anchors": SPANNED,
     }
-    (one, anchors), (two, other_anchors) = (
-        run(chain([0, 1, 2], **options)),
-        run(chain([0, 4, 5], ipus=8, **options)),
-    )
-    assert two.executable.layout.machines == 4
-    for name, value in anchors.items():
-        np.testing.assert_array_equal(other_anchors[name], value, err_msg=name)
-    for name in one.executable.variables:
-        np.testing.assert_array_equal(two.read_variable(name), one.read_variable(name), err_msg=name)
+    one, anchors = run(chain([0, 1, 2], **options))
+    for places, ipus, machines in (([0, 4, 5], 8, 2), ([1, 6, 12], 16, 4)):
+        other, other_anchors = run(chain(places, ipus=ipus, **options))
+        assert other.executable.layout.machines_per_replica == machines
+        for name, value in anchors.items():
+            np.testing.assert_array_equal(other_anchors[name], value, err_msg=name)
+        for name in one.executable.variables:
+            np.testing.assert_array_equal(other.read_variable(name), one.read_variable(name), err_msg=name)
 
 
 def test_machines_of_a_replica_hold_only_their_weights() -> None:
