@@ -45,6 +45,11 @@ os.environ.setdefault("XDG_CACHE_HOME", os.path.expanduser("~/.cache"))
 os.environ["HOME"] = _RUNTIME.name
 SCRATCH = ("podrun-*", "pymp-*")
 """Temporary folders that podrun makes, and those that Python makes for processes that share data."""
+CHARACTERS = "".join(
+    map(chr, (*range(0x180), 0x301, 0x3B1, 0x5D0, 0x4E2D, 0x200D, 0x2028, 0xFEFF, 0xFFFF, 0x1F600, 0x10FFFF))
+)
+"""Characters of generated texts, some of every kind. Of all that there are, Hypothesis makes a table first, which takes
+three seconds of every run in a fresh folder."""
 LEAK_SECONDS = 60.0
 """Seconds that a process on its way out may take before it counts as left behind."""
 

@@ -44,6 +44,7 @@ from podrun.core.executable import (
     VariableRole,
 )
 from podrun.core.layout import Layout
+from tests.conftest import CHARACTERS
 
 SPEC = TensorSpec("x", "float32", (2, 3))
 EXECUTABLE = Executable(
@@ -86,7 +87,7 @@ EXECUTABLE = Executable(
 )
 DATA = executable_file.dumps(EXECUTABLE)
 
-names = st.text(min_size=1, max_size=8)
+names = st.text(CHARACTERS, min_size=1, max_size=8)
 counts = st.integers(0, 1 << 20)
 dtypes = st.sampled_from(["float32", "float16", "int32", "bool", "bfloat16", "float8_e4m3fn", "uint8"])
 shapes = st.lists(st.integers(0, 9), max_size=3).map(tuple)

@@ -13,8 +13,9 @@ from podrun.core.errors import ErrorCode, RecoveryAction, ServiceError
 from podrun.core.ipu_states import IpuErrorState, MachineState
 from podrun.core.telemetry import SCHEMA_VERSION, AttachedProcess, ControlEvent, IpuReport, MachineReport
 from podrun.faults import Struck, parse_faults
+from tests.conftest import CHARACTERS
 
-text = st.text(max_size=8)
+text = st.text(CHARACTERS, max_size=8)
 number = st.none() | st.floats(allow_nan=False, allow_infinity=False)
 processes = st.builds(AttachedProcess, st.integers(1, 4194304), text, text, number, text)
 ipus = st.builds(

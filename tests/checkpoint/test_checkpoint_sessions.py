@@ -35,17 +35,19 @@ def model() -> tuple[bytes, str, str]:
 
 
 OPTIMIZERS = {
-    "adam": lambda: popart.Adam({"defaultLearningRate": (0.01, False)}),
     "momentum": lambda: popart.SGD({"defaultLearningRate": (0.01, False), "defaultMomentum": (0.9, True)}),
+    "adam": lambda: popart.Adam({"defaultLearningRate": (0.01, False)}),
 }
 
 
 @contextmanager
-def training(optimizer: str) -> Iterator[Training]:
+def training(optimizer: str, folder: Path) -> Iterator[Training]:
+    """Sessions of a test compile once: the executable stays in the folder."""
     proto, x, loss = model()
     options = popart.SessionOptions()
     options.enableReplicatedGraphs, options.replicatedGraphCount = True, REPLICAS
     options.enableStochasticRounding = True
+    options.enableEngineCaching, options.cachePath = True, str(folder / "cache")
     device = popart.DeviceManager().acquireAvailableDevice(REPLICAS)
     try:
         session = popart.TrainingSession(
@@ -87,13 +89,13 @@ def test_resumed_training_gives_the_same_bits(optimizer: str, tmp_path: Path) ->
     random.seed(1)
     np.random.seed(1)
     start = random_state()
-    with training(optimizer) as whole:
+    with training(optimizer, tmp_path) as whole:
         for _ in range(BATCHES):
             whole.batch()
         wanted = whole.weights()
         wanted_random = random_state(whole.generator)
     set_random_state(start)
-    with training(optimizer) as first, Checkpoints(tmp_path) as checkpoints:
+    with training(optimizer, tmp_path) as first, Checkpoints(tmp_path / "checkpoints") as checkpoints:
         for _ in range(CUT):
             first.batch()
         checkpoints.save(
@@ -102,7 +104,7 @@ def test_resumed_training_gives_the_same_bits(optimizer: str, tmp_path: Path) ->
         first.batch()  # Lost; the save goes on beside it and must not see it.
     random.seed(99)
     np.random.seed(99)
-    with training(optimizer) as second, Checkpoints(tmp_path) as checkpoints:
+    with training(optimizer, tmp_path) as second, Checkpoints(tmp_path / "checkpoints") as checkpoints:
         resumed = checkpoints.resume(second.session)
         assert resumed is not None
         assert resumed.batch == CUT
@@ -123,10 +125,14 @@ def test_resumed_training_gives_the_same_bits(optimizer: str, tmp_path: Path) ->
 
 
 def test_a_checkpoint_of_another_program_is_refused(tmp_path: Path) -> None:
-    with training("adam") as first, Checkpoints(tmp_path) as checkpoints:
+    with training("adam", tmp_path) as first, Checkpoints(tmp_path / "checkpoints") as checkpoints:
         checkpoints.save(first.session, 0)
     other = pytest.raises(popart.popart_exception, match="checkpoint is of another program: 'Accl")
-    with training("momentum") as second, Checkpoints(tmp_path) as checkpoints, other:
+    with (
+        training("momentum", tmp_path) as second,
+        Checkpoints(tmp_path / "checkpoints") as checkpoints,
+        other,
+    ):
         checkpoints.resume(second.session)
 
 

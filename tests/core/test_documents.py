@@ -7,6 +7,7 @@ import os
 import re
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -84,23 +85,25 @@ HOSTILE = {
     "deep mapping": ("{a: " * 50_000, "nested too deeply|not YAML"),
     "65 levels": ("[" * 70 + "]" * 70, "nested too deeply"),
     "control characters": ("a: \x00", "not YAML"),
-    "many values": ("- [" + "1," * 200_000 + "]", "more than 20000 values"),
-    "many lines": ("- a\n" * 100_000, "more than 20000 values"),
+    "many values": ("- [" + "1," * 40_000 + "]", "more than 20000 values"),
+    "many lines": ("- a\n" * 21_000, "more than 20000 values"),
     "minutes of seconds": ("a: 1" + ":1" * 100_000, "a number has 200001 characters"),
     "digits": ("a: " + "9" * 100_000, "a number has 100000 characters"),
 }
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_hostile_yaml_is_refused_in_time_by_every_reader(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("read", [read_document, read_cluster, read_options_file])
+def test_hostile_yaml_is_refused_in_time_by_every_reader(
+    tmp_path: Path, read: Callable[[Path], object], kind: str
+) -> None:
     text, reason = HOSTILE[kind]
     path = tmp_path / "file.yaml"
     path.write_text(text)
     began = time.monotonic()
-    for read in (read_document, read_cluster, read_options_file):
-        with pytest.raises(ConfigError, match=rf"file\.yaml.*({reason})"):
-            read(path)
+    with pytest.raises(ConfigError, match=rf"file\.yaml.*({reason})"):
+        read(path)
     assert time.monotonic() - began < 120
 
 

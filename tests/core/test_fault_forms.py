@@ -21,6 +21,7 @@ from podrun.faults import (
     parse_faults,
     validate,
 )
+from tests.conftest import CHARACTERS
 
 small = st.integers(0, 99)
 
@@ -86,7 +87,7 @@ def test_bad_text_is_refused_with_the_kinds_there_are(text: str, message: str) -
         assert "podrun faults kinds" in (caught.value.hint or "")
 
 
-@given(st.text(max_size=40))
+@given(st.text(CHARACTERS, max_size=40))
 def test_no_text_breaks_the_parser(text: str) -> None:
     with contextlib.suppress(UsageError):
         assert parse_fault(str(parse_fault(text)))

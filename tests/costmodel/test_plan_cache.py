@@ -20,8 +20,14 @@ from podrun.costmodel.cost import cost_jaxpr
 from podrun.costmodel.flatten import flatten_jaxpr
 
 PLAIN = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
-    lambda inner: st.tuples(inner, inner) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text("aZ0 \0é中😀", max_size=8),
+    lambda inner: (
+        st.tuples(inner, inner) | st.dictionaries(st.text("aZ0 \0é中😀", max_size=4), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 

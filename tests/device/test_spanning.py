@@ -37,7 +37,7 @@ from .conftest import load_all, owners, request, together
 
 pytestmark = pytest.mark.usefixtures("no_threads_left")
 FEW = settings(
-    max_examples=3,
+    max_examples=2,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],

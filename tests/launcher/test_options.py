@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from string import ascii_lowercase as LETTERS
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,6 +18,7 @@ from podrun.launcher.options import (
     show_value,
     values_in_effect,
 )
+from tests.conftest import CHARACTERS
 
 REFERENCE_DEFAULTS = {
     "num-replicas": 1,
@@ -177,7 +180,9 @@ def _value(option: Option) -> st.SearchStrategy[object]:
         case ValueKind.SECONDS:
             return st.floats(0.001, 1e6).map(lambda x: float(f"{x:.3f}"))
         case _:
-            return st.from_regex(r"[a-z][a-z0-9=:@/. -]{0,12}", fullmatch=True).filter(str.strip)
+            return st.builds(
+                str.__add__, st.sampled_from(LETTERS), st.text(LETTERS + "0123456789=:@/. -", max_size=12)
+            )
 
 
 VALUED = [option for option in OPTIONS if option.takes_value]
@@ -187,7 +192,7 @@ VALUED = [option for option in OPTIONS if option.takes_value]
     st.lists(st.sampled_from(VALUED), unique_by=lambda o: o.name).flatmap(
         lambda options: st.tuples(*[st.tuples(st.just(o), _value(o), st.booleans()) for o in options])
     ),
-    st.lists(st.text(min_size=1)),
+    st.lists(st.text(CHARACTERS, min_size=1)),
 )
 def test_what_is_written_is_what_is_read(
     chosen: tuple[tuple[Option, object, bool], ...], rest: list[str]

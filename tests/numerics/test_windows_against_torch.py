@@ -60,7 +60,7 @@ def agree(ours: Callable[..., Any], theirs: Callable[..., Any], *arrays: np.ndar
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 def test_maximum_and_its_places(seed: int) -> None:
     draw = Draw(seed)
     x, window = draw.array(2, 3, *draw.sizes), draw.window(draw.ceil)
@@ -88,7 +88,7 @@ def test_averages_of_windows_are_torchs(seed: int, with_pads: bool) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 def test_adaptive_averages_are_torchs(seed: int) -> None:
     draw = Draw(seed)
     x, out = draw.array(2, 3, *draw.sizes), tuple(n // 2 + 1 for n in draw.sizes)

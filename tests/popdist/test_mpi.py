@@ -17,14 +17,16 @@ from podrun.core.errors import UnsupportedError
 from podrun.popart.values.exceptions import popart_unsupported
 from podrun.popdist import horovod_instances, mpi
 from podrun.popdist.collectives import decode_object, encode_object
+from tests.conftest import CHARACTERS
 
-SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
+TEXTS = st.text(CHARACTERS)
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXTS | st.binary()
 OBJECTS = st.recursive(
     SCALARS,
     lambda inner: (
         st.lists(inner)
         | st.tuples(inner, inner)
-        | st.dictionaries(st.text() | st.integers() | st.tuples(st.integers()), inner)
+        | st.dictionaries(TEXTS | st.integers() | st.tuples(st.integers()), inner)
         | st.sets(st.integers())
     ),
     max_leaves=12,
