@@ -103,8 +103,12 @@ class SdkFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         """A spec for names of the SDK; None for all others."""
-        below = fullname.startswith((f"{ROOT}.", "tensorflow.compiler.plugin.", "tensorflow_core."))
-        alone = fullname in (ROOT, "tensorflow.compiler.plugin") or fullname in MOVED
+        below = fullname.startswith(
+            (f"{ROOT}.", "tensorflow.compiler.plugin.", "tensorflow.compiler.tests.", "tensorflow_core.")
+        )
+        alone = (
+            fullname in (ROOT, "tensorflow.compiler.plugin", "tensorflow.compiler.tests") or fullname in MOVED
+        )
         if below or alone or _is_estimator(fullname):
             return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
         return None
@@ -118,6 +122,8 @@ class SdkFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             return module
         if _is_estimator(name):
             return _estimator_module(name)
+        if name.startswith("tensorflow.compiler.tests"):
+            return _joined(name, "xla_test") if name.endswith(".xla_test") else types.ModuleType(name)
         if name.startswith("tensorflow.compiler.plugin"):
             if name.endswith(".test_utils"):
                 return _joined(name, "test_utils")

@@ -32,6 +32,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "serving": ("exported_models",),
     "dataset_benchmark": ("dataset_benchmark",),
     "test_utils": ("support_for_tests",),
+    "xla_test": ("cases_of_tests",),
     "gradient_accumulation_optimizer": ("wrapping_optimizers", "gradient_accumulation"),
     "data": ("dataset_benchmark",),
     "data.ops": ("dataset_benchmark",),

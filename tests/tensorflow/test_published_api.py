@@ -195,3 +195,74 @@ def test_scaled_updates_are_those_of_the_optimizer(ipu: Any, name: str) -> None:
             model.fit(POINTS, SUMS * 2, batch_size=8, epochs=4, shuffle=False, verbose=0)
             weights.append(model.get_weights()[0])
     np.testing.assert_allclose(weights[0], weights[1], atol=1e-4)
+
+
+def test_equal_programs_are_compiled_once(ipu: Any) -> None:
+    """A program that is made twice, with queues of its own, has one report; a configuration starts anew."""
+    import tensorflow.compat.v1 as tf
+
+    def build(session: Any, factor: float) -> list[float]:
+        infeed = ipu.ipu_infeed_queue.IPUInfeedQueue(
+            tf.data.Dataset.from_tensor_slices(np.ones(4, np.float32))
+        )
+        outfeed = ipu.ipu_outfeed_queue.IPUOutfeedQueue()
+
+        def body(total: Any, x: Any) -> Any:
+            return total + factor * x, outfeed.enqueue(total)
+
+        with ipu.scopes.ipu_scope("/device:IPU:0"):
+            result = ipu.ipu_compiler.compile(lambda: ipu.loops.repeat(4, body, [0.0], infeed))
+        dequeued = outfeed.dequeue()
+        session.run(infeed.initializer)
+        session.run(result)
+        return list(session.run(dequeued))
+
+    helper = ipu.test_utils.ReportHelper()
+    for _ in range(2):
+        config = ipu.config.IPUConfig()
+        helper.set_autoreport_options(config)
+        config.configure_ipu_system()
+        with tf.Graph().as_default(), tf.Session() as session:
+            assert build(session, 1.0) == build(session, 1.0) == [0.0, 1.0, 2.0, 3.0]
+            helper.assert_num_reports(1)
+            assert build(session, 2.0) == [0.0, 2.0, 4.0, 6.0]
+        helper.assert_num_reports(2)
+        helper.clear_reports()
+    Program(ipu, 1)
+
+
+def test_tests_check_reports_of_what_they_place(ipu: Any) -> None:
+    """``XLATestCase`` gives a session of a new graph; tests of TensorFlow have checks of reports."""
+    import tensorflow.compat.v1 as tf
+
+    from podrun.report.document import open_report
+    from podrun.tensorflow.sdk.cases_of_tests import XLATestCase
+
+    helper, config = ipu.test_utils.ReportHelper(), ipu.config.IPUConfig()
+    helper.set_autoreport_options(config)
+    config.configure_ipu_system()
+    case: Any = XLATestCase("test_session")
+    with case.session() as session:
+        assert tf.get_default_graph() is session.graph
+        with tf.device("/device:IPU:0"):
+            x = tf.placeholder(tf.float32, [4, 4])
+            y = tf.matmul(x, x)
+        session.run(y, {x: np.eye(4)})
+    report = open_report(helper.find_report())
+    names = [one.name for one in report.compilation.computeSets]
+    assert names
+    case.assert_all_compute_sets_and_list(report, names)
+    case.assert_compute_sets_matches(report, "*no such name*", 0)
+    case.assert_each_tile_memory_is_less_than(report, 624 * 1024)
+    total = sum(tile.memory.total.excludingGaps for tile in report.compilation.tiles)
+    case.assert_total_tile_memory(report, total)
+    for wrong in (
+        lambda: case.assert_compute_sets_contain_list(report, ["no such name"]),
+        lambda: case.assert_compute_sets_not_in_blacklist(report, [names[0]]),
+        lambda: case.assert_all_compute_sets_and_list(report, []),
+        lambda: case.assert_total_tile_memory(report, 2 * total),
+        lambda: case.assert_max_tile_memory(report, 1),
+    ):
+        with pytest.raises(AssertionError):
+            wrong()
+    Program(ipu, 1)

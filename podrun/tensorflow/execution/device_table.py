@@ -31,6 +31,8 @@ class DeviceTable:
     """Device -> the seed that the program last asked for, and the runs since then."""
     turns: threading.RLock = field(default_factory=threading.RLock)
     """Held while a program runs: threads of a session may start several at once."""
+    compiled: set[str] = field(default_factory=set)
+    """The contents of the programs that were compiled since the configuration: equal ones share a compilation."""
     generation: int = 0
     """Counts configurations: a program of an old one is compiled again."""
 
@@ -45,6 +47,7 @@ class DeviceTable:
             if device.kind is not DeviceKind.OFFLINE:
                 device.detach()
         self.held.clear()
+        self.compiled.clear()
         self.config, self.ipus, self.distributed = None, (), None
         self.generation += 1
 

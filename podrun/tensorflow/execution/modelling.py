@@ -8,6 +8,8 @@ JAX derives, accumulators, and an update with as many slots for each weight as t
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -87,6 +89,24 @@ class SlotUpdate:
         return SlotRule(self, context)
 
 
+_QUEUE = re.compile(r"(?:in|out)feed\d+")
+
+
+def _told(value: object) -> object:
+    """A value such that its text says all of it: arrays by a digest, graphs by their nodes."""
+    if isinstance(value, np.ndarray):
+        return value.shape, str(value.dtype), hashlib.sha256(value.tobytes()).hexdigest()
+    if isinstance(value, OperatorGraph):
+        return _told(value.nodes), value.inputs, value.outputs
+    if isinstance(value, Node):
+        return value.op_type, value.inputs, value.outputs, _told(value.attributes)
+    if isinstance(value, Mapping):
+        return [(key, _told(item)) for key, item in sorted(value.items())]
+    if isinstance(value, (list, tuple)):
+        return [_told(item) for item in value]
+    return value
+
+
 @dataclass(frozen=True, slots=True)
 class ModelledStep:
     """A step as the tile model is to see it. ``places``: node -> place; ``losses``: node that differentiates -> whether
@@ -109,6 +129,18 @@ class ModelledStep:
         """What the report depends on besides the nodes, as text."""
         places = sorted((label, place.ipu, place.stage) for label, place in self.places.items())
         return repr((self.pipeline, self.recomputes, self.shares, places))
+
+    def content(
+        self, types: Mapping[str, TensorType], values: Mapping[str, np.ndarray], device: tuple[int, str]
+    ) -> str:
+        """A digest that two steps have in common if one compilation is enough for both: they compute the same, on
+        values of the same types, whichever their queues are.
+        """
+        held = sorted((key, value.shape, str(value.dtype)) for key, value in values.items())
+        text = repr((device, self.form, _told(self.nodes), sorted(types.items()), held, tuple(self.out)))
+        numbers: dict[str, str] = {}
+        text = _QUEUE.sub(lambda hit: numbers.setdefault(hit.group(), f"feed:{len(numbers)}"), text)
+        return hashlib.sha256(text.encode()).hexdigest()
 
     @property
     def micro_batches(self) -> int:

@@ -234,8 +234,10 @@ class StepProgram:
         )
         if modelled.micro_batches > 1:
             parts.program.executable = _each_iteration(whole, modelled.micro_batches)
-        if not self.source.reported:
+        content = modelled.content(self.feed_types, held, (self.source.ordinal, str(self.settings)))
+        if not self.source.reported or content in DEVICES.compiled:
             return
+        DEVICES.compiled.add(content)
         moment = datetime.now().astimezone().strftime("%Y-%m-%d__%H-%M-%S-%f")
         reports = SessionReports(shown, self.settings, ipus, f"tf_report__{moment}__{os.getpid()}")
         reports.after_compile(reports.engine_settings())

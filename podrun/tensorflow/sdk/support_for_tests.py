@@ -20,11 +20,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from podrun.tensorflow.sdk.cases_of_tests import add_checks_of_reports
 from podrun.tensorflow.sdk.config import DeviceConnectionType, IPUConfig
 from podrun.tensorflow.sdk.utils import (
     move_variable_initialization_to_cpu as move_variable_initialization_to_cpu,
 )
 
+add_checks_of_reports()
 VARIABLE = "TF_IPU_COUNT"
 _PLENTY = 64
 

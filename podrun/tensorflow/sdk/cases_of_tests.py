@@ -1,0 +1,142 @@
+"""What the SDK's own tests inherit: checks of reports on every test of TensorFlow, and ``XLATestCase``."""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import tensorflow as tf
+
+from podrun.private_apis.tensorflow import private_module
+
+if TYPE_CHECKING:
+
+    class NamedSet(Protocol):
+        """A compute set of a report."""
+
+        name: str
+
+    class ReportOfTest(Protocol):
+        """A report as ``pva`` opens it."""
+
+        compilation: tf.Module
+        execution: tf.Module
+
+
+def _unmatched(names: Sequence[str], patterns: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Names that fit no pattern, and patterns that no name fits."""
+    wide = [f"*{pattern}*" for pattern in patterns]
+    others = [name for name in names if not any(fnmatch.fnmatch(name, p) for p in wide)]
+    return others, [p for p in wide if not any(fnmatch.fnmatch(name, p) for name in names)]
+
+
+def _set_names(report: ReportOfTest) -> list[str]:
+    sets: list[NamedSet] = report.compilation.computeSets
+    return [one.name for one in sets]
+
+
+def _check(holds: bool, message: str) -> None:
+    """AssertionError with a message unless something holds."""
+    if not holds:
+        raise AssertionError(message)
+
+
+def _within(actual: Sequence[int], expected: int, tolerance: float) -> None:
+    low, high = int(expected * (1.0 - tolerance)), int(expected * (1.0 + tolerance))
+    wrong = [value for value in actual if not low <= value <= high]
+    _check(not wrong, f"{wrong} not in [{low}, {high}]")
+
+
+class ReportChecks:
+    """Checks that tests call on themselves. Each takes a report of ``pva``; patterns are those of file names."""
+
+    def assert_all_compute_sets_and_list(self, report: ReportOfTest, ok: Sequence[str]) -> None:
+        """Each compute set fits a pattern, and each pattern a compute set."""
+        others, missing = _unmatched(_set_names(report), ok)
+        _check(not others + missing, f"compute sets not in the list: {others}; without one: {missing}")
+
+    def assert_compute_sets_contain_list(self, report: ReportOfTest, ok: Sequence[str]) -> None:
+        """Each pattern fits a compute set."""
+        missing = _unmatched(_set_names(report), ok)[1]
+        _check(not missing, f"patterns that no compute set fits: {missing}")
+
+    def assert_compute_sets_not_in_blacklist(self, report: ReportOfTest, blacklist: Sequence[str]) -> None:
+        """No compute set fits a pattern."""
+        names = _set_names(report)
+        fitting = [name for name in names if any(fnmatch.fnmatch(name, f"*{p}*") for p in blacklist)]
+        _check(not fitting, f"compute sets in the list: {fitting}")
+
+    def assert_compute_sets_matches(
+        self, report: ReportOfTest, expr: str, num_matches: int, msg: str | None = None
+    ) -> None:
+        """So many compute sets fit a pattern."""
+        count = sum(fnmatch.fnmatch(name, expr) for name in _set_names(report))
+        _check(count == num_matches, msg or f"{count} compute sets fit {expr!r}, not {num_matches}")
+
+    def assert_each_tile_memory_is_less_than(
+        self, report: ReportOfTest, max_expected: int, tolerance: float = 0.01
+    ) -> None:
+        """No tile has more bytes, without gaps."""
+        most = max(tile.memory.total.excludingGaps for tile in report.compilation.tiles)
+        _check(most <= max_expected * (1.0 + tolerance), f"{most} bytes on a tile, more than {max_expected}")
+
+    def assert_total_tile_memory(self, report: ReportOfTest, expected: int, tolerance: float = 0.01) -> None:
+        """All tiles together have so many bytes, without gaps."""
+        total = sum(tile.memory.total.excludingGaps for tile in report.compilation.tiles)
+        _within([total], expected, tolerance)
+
+    def assert_max_tile_memory(self, report: ReportOfTest, expected: int, tolerance: float = 0.01) -> None:
+        """The fullest tile has so many bytes, without gaps."""
+        most = max(tile.memory.total.excludingGaps for tile in report.compilation.tiles)
+        _within([most], expected, tolerance)
+
+    def assert_always_live_memory(self, report: ReportOfTest, expected: int, tolerance: float = 0.01) -> None:
+        """All tiles together always hold so many bytes."""
+        held = sum(tile.memory.alwaysLiveBytes for tile in report.compilation.tiles)
+        _within([held], expected, tolerance)
+
+    def assert_execution_report_cycles(
+        self, report: ReportOfTest, idx: int, expected: int, tolerance: float = 0.01
+    ) -> None:
+        """Each tile takes so many cycles in a run."""
+        steps = report.execution.runs[idx].steps
+        cycles = [sum(row) for row in zip(*(step.cyclesByTile for step in steps), strict=True)]
+        _within(cycles, expected, tolerance)
+
+    def assert_number_of_executions(self, report: ReportOfTest, n: int) -> None:
+        """So many runs are in the report."""
+        runs = len(report.execution.runs)
+        _check(runs == n, f"{runs} runs in the report, not {n}")
+
+
+class XLATestCase(tf.test.TestCase):  # type: ignore[misc]
+    """A test whose sessions have a graph of their own, and which TensorFlow's sessions of tests are refused."""
+
+    device = "IPU"
+
+    @contextlib.contextmanager
+    def session(self) -> Iterator[tf.compat.v1.Session]:
+        """A session of a new graph."""
+        graph = tf.Graph()
+        with tf.compat.v1.Session(graph=graph) as session, graph.as_default():
+            yield session
+
+    def cached_session(self) -> None:
+        """NotImplementedError: tests take `session`."""
+        raise NotImplementedError("cached_session not supported on XLATestCase, please use session")
+
+    def test_session(self) -> None:
+        """NotImplementedError, as in TensorFlow: tests take `session`."""
+        if self._testMethodName != "test_session":
+            raise NotImplementedError("test_session not supported on XLATestCase, please use session")
+        self.skipTest("Not a test.")
+
+
+def add_checks_of_reports() -> None:
+    """Let every test of TensorFlow have the checks."""
+    case = private_module("framework.test_util").TensorFlowTestCase
+    for name, check in vars(ReportChecks).items():
+        if name.startswith("assert"):
+            setattr(case, name, check)
