@@ -15,6 +15,7 @@ import json
 import os
 import shlex
 import stat
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -123,6 +124,21 @@ def write_output(path: Path, text: str, *, hint: str | None = None) -> None:
             )
             hint = f"Name a file, in a folder that you may write to: {folder}."
         raise UsageError(f"{path} cannot be written: {error.strerror or error}", hint=hint) from error
+
+
+def write_whole(data: bytes, path: str | os.PathLike[str]) -> None:
+    """Write a file so that a reader sees all of it, or what was there before: beside its place, then renamed. Only this
+    user may read it. Raises OSError.
+    """
+    target = Path(path)
+    handle, draft = tempfile.mkstemp(prefix=".", suffix=f".{target.name}", dir=target.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.replace(draft, target)
+    except BaseException:
+        Path(draft).unlink(missing_ok=True)
+        raise
 
 
 def check_outputs_writable(

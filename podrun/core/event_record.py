@@ -13,12 +13,11 @@ import json
 import logging
 import os
 import sys
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from podrun.core.documents import parse_json, read_text
+from podrun.core.documents import parse_json, read_text, write_whole
 from podrun.core.environment import environment
 from podrun.core.errors import ConfigError, IpusTakenError, PodrunError, PoplarError, RecoverableRuntimeError
 
@@ -95,7 +94,7 @@ def record_error(
     try:
         if severity < _severity_in(file):
             return None
-        _replace(file, json.dumps(fields, indent=1) + "\n")
+        write_whole(f"{json.dumps(fields, indent=1)}\n".encode(), file)
     except OSError as reason:
         log.warning("the event record %s cannot be written: %s", file, reason.strerror or reason)
         return None
@@ -131,15 +130,3 @@ def _severity_in(file: Path) -> int:
     except ConfigError:
         return 0
     return EventSeverity[name].value if name in EventSeverity.__members__ else 0
-
-
-def _replace(file: Path, text: str) -> None:
-    """Replace a file's content at once: a reader sees either the old content or the new one."""
-    handle, draft = tempfile.mkstemp(dir=file.parent, prefix=f".{EVENT_FILE}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
-        Path(draft).replace(file)
-    except BaseException:
-        Path(draft).unlink(missing_ok=True)
-        raise

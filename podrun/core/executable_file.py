@@ -29,7 +29,6 @@ import hashlib
 import json
 import os
 import struct
-import tempfile
 import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
@@ -37,6 +36,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
+from podrun.core.documents import write_whole
 from podrun.core.environment import environment, podrun_cache_directory
 from podrun.core.errors import ConfigError
 from podrun.core.executable import (
@@ -121,21 +121,8 @@ def loads(data: bytes, *, where: str = "the received bytes") -> Executable:
 
 
 def write_executable(executable: Executable, path: str | os.PathLike[str]) -> None:
-    """Write the file so that a reader sees either all of it or nothing (written beside its place, then renamed)."""
-    write_bytes(dumps(executable), path)
-
-
-def write_bytes(data: bytes, path: str | os.PathLike[str]) -> None:
-    """Like `write_executable`, for bytes that `dumps` returned."""
-    target = Path(path)
-    handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        os.replace(temporary, target)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    """Write the file so that a reader sees either all of it or nothing."""
+    write_whole(dumps(executable), path)
 
 
 def read_executable(path: str | os.PathLike[str]) -> Executable:

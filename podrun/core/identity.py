@@ -20,9 +20,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import getpass
 import hashlib
 import hmac
 import itertools
+import os
 import pwd
 import secrets
 import socket
@@ -312,6 +314,14 @@ def user_name(uid: int) -> str:
         return pwd.getpwuid(uid).pw_name
     except (KeyError, OverflowError):
         return str(uid)
+
+
+def own_user_name() -> str:
+    """The name under which this process's user is logged in, or the number of a user without a name (containers)."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
 
 
 def _overflow_uid() -> int:

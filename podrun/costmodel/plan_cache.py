@@ -17,14 +17,13 @@ import hashlib
 import json
 import logging
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import podrun
-from podrun.core.documents import parse_json, read_text
+from podrun.core.documents import parse_json, read_text, write_whole
 from podrun.core.environment import PODRUN_PLAN_CACHE, environment, podrun_cache_directory
 from podrun.core.errors import ConfigError, NotFoundError
 from podrun.costmodel.equations import FlatJaxpr
@@ -184,14 +183,7 @@ def _write(path: Path, answer: object) -> None:
     text = f"{hashlib.sha256(body.encode()).hexdigest()}\n{body}"
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=SUFFIX)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        write_whole(text.encode(), path)
         _note_written(path.parent, len(text))
     except OSError as error:
         _say_once(path.parent, str(error.strerror or error))

@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from podrun.core.documents import write_whole
 from podrun.core.environment import PODRUN_CONVOLUTIONS, XDG_STATE_HOME, environment
 from podrun.core.errors import ApplicationRuntimeError, ErrorCause, ErrorCode, UnrecoverableRuntimeError
 from podrun.core.executable import Array, Computation, Executable
@@ -259,11 +260,9 @@ def busiest_layers(report: Mapping[str, Any], ipu: int) -> list[str]:
 def _keep(stacks: str, pid: int, environ: Mapping[str, str]) -> str:
     base = environ.get(XDG_STATE_HOME) or os.path.join(environ.get("HOME", "/tmp"), ".local/state")
     path = Path(base) / "podrun" / "crashes" / f"stacks-{pid}.txt"
-    part = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(stacks, encoding="utf-8")
-        part.replace(path)
+        write_whole(stacks.encode(), path)
     except OSError as error:
         return f"The stacks of its threads could not be kept in {path.parent}: {error.strerror}"
     return f"The stacks of its threads are in {path}"

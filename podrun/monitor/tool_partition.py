@@ -8,7 +8,6 @@ published samples of the tools.
 from __future__ import annotations
 
 import contextlib
-import getpass
 import os
 import sys
 from collections.abc import Iterator
@@ -25,6 +24,7 @@ from podrun.core.environment import (
     environment,
 )
 from podrun.core.errors import ApplicationRuntimeError
+from podrun.core.identity import own_user_name
 
 if TYPE_CHECKING:
     from podrun.core.layout import IpuRange
@@ -117,7 +117,7 @@ def attach(
     try:
         launch = partition.environ.get(PODRUN_LAUNCH_ID, "")
         command = " ".join([name, *sys.argv[1:]])
-        request = AttachRequest(job or ipus, ipus, os.getpid(), _user(), command, launch)
+        request = AttachRequest(job or ipus, ipus, os.getpid(), own_user_name(), command, launch)
         refusal = connection.try_attach(request)
         if refusal is not None:
             raise ApplicationRuntimeError(
@@ -126,13 +126,6 @@ def attach(
         yield connection
     finally:
         connection.close()
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # The user id has no name, as in some containers.
-        return str(os.getuid())
 
 
 def strings(value: Any) -> Any:

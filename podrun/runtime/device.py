@@ -7,7 +7,6 @@ reconfigurable partition: single IPUs first, then pairs, and so on, the whole pa
 
 from __future__ import annotations
 
-import getpass
 import os
 import sys
 import threading
@@ -25,6 +24,7 @@ from podrun.core.environment import (
     PODRUN_OFFLINE_MODE,
 )
 from podrun.core.errors import UsageError
+from podrun.core.identity import own_user_name
 from podrun.core.layout import IpuRange
 from podrun.device.connection import AttachRequest, Connection
 from podrun.device.host.connecting import config_files
@@ -203,7 +203,7 @@ class RunDevice:
             job,
             owned,
             os.getpid(),
-            _user(),
+            own_user_name(),
             " ".join([os.path.basename(sys.executable), *sys.argv]),
             self.environ.get(PODRUN_LAUNCH_ID, ""),
         )
@@ -264,13 +264,6 @@ class RunDevice:
                 f"Failed to attach to device {self.identifier} ({self.ipu_count} IPUs): {self.refusal()}. gc-monitor "
                 "shows who holds them."
             )
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # The user id has no name, as in containers.
-        return str(os.getuid())
 
 
 def open_connection(environ: Mapping[str, str], ipus: int) -> Connection:

@@ -69,7 +69,7 @@ def match(convolution: MlirOperation, feature: int) -> Epilogue:
     bias: MlirValue | None = None
     other: MlirValue | None = None
     sums, value = [convolution], convolution.results[0]
-    while (user := _only_user(value)) is not None and user.name == "stablehlo.add":
+    while (user := only_user(value)) is not None and user.name == "stablehlo.add":
         addend = user.operands[1] if user.operands[0] == value else user.operands[0]
         vector = per_channel(addend, feature)
         if vector is not None and bias is None and other is None:
@@ -104,7 +104,8 @@ def _cut(value: MlirValue) -> tuple[Any, Any]:
     return (select, compare) if positive and fits else (None, None)
 
 
-def _only_user(value: MlirValue) -> Any:
+def only_user(value: MlirValue) -> Any:
+    """The operation that reads a value; None if there is no one, or several."""
     users = [use.owner for use in value.uses]
     return users[0] if len(users) == 1 else None
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from podrun.device.xla.epilogues import inline, library_call, nested, producer, rebuild_walls
+from podrun.device.xla.epilogues import inline, library_call, nested, only_user, producer, rebuild_walls
 from podrun.private_apis.jax import convolutions_problem, mlir, product_axes, stablehlo
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def _replace(ir: ModuleType, op: MlirOperation, call: ProductCall) -> ProductCal
     left, call = _untransposed(left, call, "left_turned")
     right, call = _untransposed(right, call, "right_turned")
     last, operands = op, [left, right]
-    user = _only_user(op.results[0])
+    user = only_user(op.results[0])
     if user is not None and user.name == _TRANSPOSE and _swaps(user, op):
         last, operands, call = user, [right, left], call.transposed
     addition, accumulator = _accumulation(last)
@@ -168,7 +168,7 @@ def _replace(ir: ModuleType, op: MlirOperation, call: ProductCall) -> ProductCal
 def _place(op: MlirOperation) -> int:
     """The number of the place of an operation's result: one more than its position, if it is only a result of the
     piece."""
-    user = _only_user(op.results[0])
+    user = only_user(op.results[0])
     if user is None or user.name != "func.return":
         return 0
     place = list(user.operands).index(op.results[0]) + 1
@@ -195,19 +195,14 @@ def _swaps(transpose: MlirOperation, product: MlirOperation) -> bool:
 def _accumulation(op: MlirOperation) -> tuple[Any, Any]:
     """The addition of an operation's result to an argument of the piece, whose sum is a result of the piece, and that
     argument; or None."""
-    user = _only_user(op.results[0])
+    user = only_user(op.results[0])
     if user is None or user.name != "stablehlo.add":
         return None, None
     other = user.operands[1] if user.operands[0] == op.results[0] else user.operands[0]
-    after = _only_user(user.results[0])
+    after = only_user(user.results[0])
     if after is None or after.name != "func.return" or other == op.results[0] or producer(other) is not None:
         return None, None
     return (user, other) if len(list(other.uses)) == 1 else (None, None)
-
-
-def _only_user(value: MlirValue) -> Any:
-    users = [use.owner for use in value.uses]
-    return users[0] if len(users) == 1 else None
 
 
 class ResultPlaces:

@@ -36,6 +36,16 @@ if TYPE_CHECKING:
 _TYPE_ATTRIBUTES = {"to", "dtype"}
 
 
+def _conversion(old: DataType, new: DataType) -> Callable[[GraphTransformer], None]:
+    """A method that makes tensors of one type those of another."""
+
+    def convert(self: GraphTransformer) -> None:
+        self._convert(old, new)
+
+    convert.__doc__ = f"{old.name} becomes {new.name}, everywhere. Values beyond its range become infinite."
+    return convert
+
+
 @surfacing
 class GraphTransformer:
     """``t = GraphTransformer(model); t.convertFloatsToHalfs(); model = t.getModelProto()``. Takes a path or
@@ -51,37 +61,14 @@ class GraphTransformer:
 
     # -- types ------------------------------------------------------------------------------------
 
-    def convertFloatsToHalfs(self) -> None:
-        """FLOAT becomes FLOAT16 everywhere. Values beyond its range become infinite, as on the device."""
-        self._convert(DataType.FLOAT, DataType.FLOAT16)
-
-    def convertDoublesToFloats(self) -> None:
-        """Tensors of type DOUBLE become FLOAT, everywhere in the model."""
-        self._convert(DataType.DOUBLE, DataType.FLOAT)
-
-    def convertDoublesToHalfs(self) -> None:
-        """Tensors of type DOUBLE become FLOAT16, everywhere in the model."""
-        self._convert(DataType.DOUBLE, DataType.FLOAT16)
-
-    def convertBFloats16ToFloat32(self) -> None:
-        """BFLOAT16 becomes FLOAT."""
-        self._convert(DataType.BFLOAT16, DataType.FLOAT)
-
-    def convertINT8ToINT32(self) -> None:
-        """INT8 becomes INT32."""
-        self._convert(DataType.INT8, DataType.INT32)
-
-    def convertUINT8ToINT32(self) -> None:
-        """UINT8 becomes INT32."""
-        self._convert(DataType.UINT8, DataType.INT32)
-
-    def convertINT16ToINT32(self) -> None:
-        """INT16 becomes INT32."""
-        self._convert(DataType.INT16, DataType.INT32)
-
-    def convertUINT16ToINT32(self) -> None:
-        """UINT16 becomes INT32."""
-        self._convert(DataType.UINT16, DataType.INT32)
+    convertFloatsToHalfs = _conversion(DataType.FLOAT, DataType.FLOAT16)
+    convertDoublesToFloats = _conversion(DataType.DOUBLE, DataType.FLOAT)
+    convertDoublesToHalfs = _conversion(DataType.DOUBLE, DataType.FLOAT16)
+    convertBFloats16ToFloat32 = _conversion(DataType.BFLOAT16, DataType.FLOAT)
+    convertINT8ToINT32 = _conversion(DataType.INT8, DataType.INT32)
+    convertUINT8ToINT32 = _conversion(DataType.UINT8, DataType.INT32)
+    convertINT16ToINT32 = _conversion(DataType.INT16, DataType.INT32)
+    convertUINT16ToINT32 = _conversion(DataType.UINT16, DataType.INT32)
 
     def convertINT64ToINT32(self, clip: bool = False) -> None:
         """INT64 becomes INT32. popart_exception for a value that does not fit, unless ``clip``."""

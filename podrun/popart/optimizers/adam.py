@@ -10,6 +10,7 @@ from podrun.popart.values.enums import AdamMode, DataType, WeightDecayMode
 from podrun.runtime.optimizers.adam import AdamForm, AdamRule
 from podrun.runtime.optimizers.hyperparameters import UpdateContext
 from podrun.runtime.optimizers.rules import Rule
+from podrun.runtime.optimizers.value_checks import ADAM_LIMITS
 
 
 class Adam(Optimizer):
@@ -24,8 +25,7 @@ class Adam(Optimizer):
         "eps": 1e-6,
         "maxWeightNorm": 10.0,
     }
-    NOT_NEGATIVE = ("learningRate", "weightDecay", "beta1", "beta2", "maxWeightNorm")
-    POSITIVE = ("eps",)
+    LIMITS = ADAM_LIMITS
     ALIASES = {"maxWeightNorm": "maxWeightNorm"}  # noqa: RUF012
 
     learningRates = accessor_of("learningRate")

@@ -11,6 +11,7 @@ from podrun.popart.values.exceptions import popart_exception
 from podrun.runtime.optimizers.adaptive import AdaptiveForm, AdaptiveKind, AdaptiveRule
 from podrun.runtime.optimizers.hyperparameters import UpdateContext
 from podrun.runtime.optimizers.rules import Rule
+from podrun.runtime.optimizers.value_checks import ADAPTIVE_LIMITS
 
 _KINDS = {
     AdaptiveMode.AdaGrad: AdaptiveKind.ADAGRAD,
@@ -31,8 +32,7 @@ class Adaptive(Optimizer):
         "momentum": 0.0,
         "eps": 1e-6,
     }
-    NOT_NEGATIVE = ("learningRate", "weightDecay", "alpha", "momentum")
-    POSITIVE = ("eps",)
+    LIMITS = ADAPTIVE_LIMITS
 
     learningRates = accessor_of("learningRate")
     weightDecays = accessor_of("weightDecay")

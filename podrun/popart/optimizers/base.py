@@ -157,8 +157,7 @@ class Optimizer(abc.ABC):
 
     NAME: ClassVar[str]
     DEFAULTS: ClassVar[Mapping[str, float]]
-    NOT_NEGATIVE: ClassVar[Sequence[str]] = ("learningRate", "weightDecay")
-    POSITIVE: ClassVar[Sequence[str]] = ()
+    LIMITS: ClassVar[ValueLimits]
     ALIASES: ClassVar[Mapping[str, str]] = {}
     GLOBAL: ClassVar[Sequence[str]] = ()
     """Hyper-parameters without ``default`` in their constructor name that weights may still set for themselves."""
@@ -223,9 +222,8 @@ class Optimizer(abc.ABC):
         return self.lossScaling.val()
 
     def _check(self, where: str, values: Mapping[str, OptimizerValue]) -> None:
-        limits = ValueLimits(self.NAME, self.NOT_NEGATIVE, self.POSITIVE)
         with surfaced():
-            limits.check(where, {name: value.plain() for name, value in values.items()})
+            self.LIMITS.check(where, {name: value.plain() for name, value in values.items()})
 
     def _check_clipping(self) -> None:
         groups = self.clip_norm_settings

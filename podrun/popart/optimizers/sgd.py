@@ -11,6 +11,7 @@ from podrun.popart.values.exceptions import popart_exception
 from podrun.runtime.optimizers.hyperparameters import UpdateContext
 from podrun.runtime.optimizers.rules import Rule
 from podrun.runtime.optimizers.sgd import SgdForm, SgdRule
+from podrun.runtime.optimizers.value_checks import SGD_LIMITS
 
 
 class SGD(Optimizer):
@@ -25,8 +26,7 @@ class SGD(Optimizer):
         "velocityScaling": 1.0,
         "nesterov": 0.0,
     }
-    NOT_NEGATIVE = ("learningRate", "weightDecay", "momentum", "dampening")
-    POSITIVE = ("velocityScaling",)
+    LIMITS = SGD_LIMITS
     GLOBAL = ("nesterov",)
 
     learningRates = accessor_of("learningRate")

@@ -14,7 +14,8 @@ from types import FunctionType
 from typing import Any, TypeVar
 
 from podrun.core import errors as podrun_errors
-from podrun.core.errors import CallError, Fault, PodrunError, PoplarError, RecoveryAction
+from podrun.core.error_codec import fields_of
+from podrun.core.errors import Fault, PodrunError, PoplarError, RecoveryAction
 
 __all__ = [
     "OutOfMemoryException",
@@ -162,8 +163,10 @@ class OutOfMemoryException(popart_exception, podrun_errors.GraphMemoryAllocation
         return self.profile_path
 
 
-_POPLAR: tuple[tuple[type[PoplarError], type[poplar_exception]], ...] = (
+_MEANINGS: tuple[tuple[type[PodrunError], type[PodrunError]], ...] = (
     # The first match wins, so the most special classes come first.
+    (podrun_errors.GraphMemoryAllocationError, OutOfMemoryException),
+    (podrun_errors.RecoverableRuntimeError, poplar_recoverable_runtime_error),
     (podrun_errors.UnrecoverableRuntimeError, poplar_unrecoverable_runtime_error),
     (podrun_errors.UnknownRuntimeError, poplar_unknown_runtime_error),
     (podrun_errors.SystemRuntimeError, poplar_system_runtime_error),
@@ -171,7 +174,13 @@ _POPLAR: tuple[tuple[type[PoplarError], type[poplar_exception]], ...] = (
     (podrun_errors.PoplarRuntimeError, poplar_runtime_error),
     (podrun_errors.StreamMemoryAllocationError, poplar_stream_memory_allocation_error),
     (podrun_errors.PoplarError, poplar_exception),
+    (podrun_errors.UnimplementedError, popart_unimplemented),
+    (podrun_errors.UnsupportedError, popart_unsupported),
+    (podrun_errors.CallError, popart_runtime_error),
+    (podrun_errors.UsageError, popart_exception),
+    (podrun_errors.InternalError, popart_internal_exception),
 )
+"""Classes of podrun's errors, and PopART's of the same meaning."""
 
 
 def incompatible(method: str, why: str) -> TypeError:
@@ -183,39 +192,10 @@ def translate(error: PodrunError) -> PodrunError:
     """The PopART exception with the same meaning as ``error``; PopART's own errors come back unchanged."""
     if isinstance(error, (popart_exception, poplar_exception)):
         return error
-    if isinstance(error, podrun_errors.GraphMemoryAllocationError):
-        return OutOfMemoryException(
-            error.message,
-            profile_path=error.profile_path,
-            where=error.where,
-            cause=error.cause,
-            hint=error.hint,
-        )
-    if isinstance(error, podrun_errors.RecoverableRuntimeError):
-        return poplar_recoverable_runtime_error(
-            error.message,
-            recovery_action=error.recovery_action,
-            code=error.code,
-            where=error.where,
-            cause=error.cause,
-            hint=error.hint,
-        )
-    if isinstance(error, PoplarError):
-        for kind, ours in _POPLAR:
-            if isinstance(error, kind):
-                return ours(
-                    error.message, code=error.code, where=error.where, cause=error.cause, hint=error.hint
-                )
-    if isinstance(error, podrun_errors.UnimplementedError):
-        return popart_unimplemented(error.message, hint=error.hint)
-    if isinstance(error, podrun_errors.UnsupportedError):
-        return popart_unsupported(error.message, hint=error.hint)
-    if isinstance(error, CallError):
-        return popart_runtime_error(error.message, hint=error.hint)
-    if isinstance(error, podrun_errors.UsageError):
-        return popart_exception(error.message, hint=error.hint)
-    if isinstance(error, podrun_errors.InternalError):
-        return popart_internal_exception(error.message, hint=error.hint)
+    for kind, ours in _MEANINGS:
+        if isinstance(error, kind):
+            fields = {name: getattr(error, name) for name in fields_of(ours)}
+            return ours(error.message, hint=error.hint, **fields)
     return error
 
 
