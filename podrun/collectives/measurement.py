@@ -243,7 +243,7 @@ def _value(turn: int, rank: int) -> int:
 def _checker(
     operation: str, group: Group, dtype: np.dtype[Any], reduction: Reduction
 ) -> Callable[[int, Any], int]:
-    def wrong(turn: int, result: Any) -> int:
+    def wrong(turn: int, result: object) -> int:
         values = np.array([_value(turn, rank) for rank in range(group.size)], np.float64)
         if result is None:
             return 0

@@ -126,7 +126,7 @@ class LaunchRecording:
         runs = progress_of(own).runs
         return runs[-1].batch + runs[-1].batches if runs else None
 
-    def note(self, kind: str, **data: Any) -> None:
+    def note(self, kind: str, **data: object) -> None:
         """Write an event that comes after everything that the instances did since they were started."""
         self._notes.note_at(AT_END, kind, data)
 

@@ -64,7 +64,7 @@ def _plain(event: Event) -> dict[str, Any]:
     }
 
 
-def _fields(a: Any, b: Any, place: str) -> list[str]:
+def _fields(a: object, b: object, place: str) -> list[str]:
     if isinstance(a, dict) and isinstance(b, dict):
         names = [*a, *(name for name in b if name not in a)]
         return [

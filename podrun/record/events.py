@@ -192,7 +192,7 @@ def _header(fields: Mapping[str, Any], name: str) -> LaunchHeader:
     return LaunchHeader(tuple(words or ()), directory, planned)
 
 
-def _are_texts(value: Any) -> bool:
+def _are_texts(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
@@ -236,7 +236,7 @@ def _digest(lines: Iterable[str]) -> str:
     return whole.hexdigest()
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = json.dumps(value) if not isinstance(value, str) else value
     return text if len(text) <= 80 else text[:77] + "..."
 

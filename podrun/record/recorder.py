@@ -39,7 +39,7 @@ class EventRecorder:
         self._refusal: dict[str, Any] | None = None
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
-    def note(self, kind: str, **data: Any) -> None:
+    def note(self, kind: str, **data: object) -> None:
         """Write an event of this kind, with these facts."""
         self._refusal = None
         self.note_at(self._done, kind, data)

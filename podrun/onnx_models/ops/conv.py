@@ -4,7 +4,7 @@ state, several at once, and folding columns into images.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -97,7 +97,7 @@ def multi_conv(ctx: Context, node: Node, *inputs: Array) -> tuple[Array, ...]:
     return tuple(results)
 
 
-def _flat(values: Any) -> tuple[int, ...]:
+def _flat(values: Iterable[int | Sequence[int]]) -> tuple[int, ...]:
     return tuple(int(v) for item in values for v in (item if isinstance(item, (tuple, list)) else (item,)))
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import DTypeLike
 
 from podrun.numerics.convolution import correlate
 from podrun.numerics.precision import is_float, widen
@@ -227,7 +228,7 @@ def bit_cast(ctx: Context, node: Node, x: Array) -> Array:
     return lax.bitcast_convert_type(x, dtype)
 
 
-def is_eight_bit_float(dtype: Any) -> bool:
+def is_eight_bit_float(dtype: DTypeLike) -> bool:
     """True for the float8 types but e8m0, which has a rule of its own."""
     name = str(np.dtype(dtype).name)
     return name.startswith("float8") and name != "float8_e8m0fnu"

@@ -40,7 +40,7 @@ from podrun.popart.building.opsets import (
 )
 from podrun.popart.operators.graphcore_ops import GraphcoreOp
 from podrun.popart.step_data.dataflow import InputSettings
-from podrun.popart.values.debug import TRACE, note
+from podrun.popart.values.debug import TRACE, DebugContext, note
 from podrun.popart.values.enums import ExchangeStrategy, ReplicatedStreamMode
 from podrun.popart.values.exceptions import incompatible, popart_exception
 from podrun.popart.values.names import FormerBuilder
@@ -131,7 +131,7 @@ class Builder(NodeAttributes, BuilderModel, FormerBuilder):
         return name
 
     @takes_debug_prefix
-    def addUntypedInputTensor(self, debugContext: object = "") -> str:
+    def addUntypedInputTensor(self, debugContext: DebugContext | str = "") -> str:
         """An input of a subgraph, whose type follows from where the subgraph is called. popart_exception in the main
         graph.
         """
@@ -157,7 +157,7 @@ class Builder(NodeAttributes, BuilderModel, FormerBuilder):
         self,
         initVal: np.ndarray,
         *args: Any,
-        debugContext: Any = "",
+        debugContext: DebugContext | str = "",
         variableSettings: VariableSettings | None = None,
     ) -> str:
         """A variable with its initial value; one that the loss depends on is trained."""
@@ -228,7 +228,7 @@ class Builder(NodeAttributes, BuilderModel, FormerBuilder):
 
     @takes_debug_prefix
     def reshape_const(
-        self, aiOnnx: Any, args: Sequence[str], shape: Sequence[int], debugContext: Any = ""
+        self, aiOnnx: Any, args: Sequence[str], shape: Sequence[int], debugContext: DebugContext | str = ""
     ) -> str:
         """Reshape to a constant shape, which is added as a constant."""
         target = aiOnnx.constant(np.array(shape, np.int64), False, debug_name(debugContext))

@@ -20,6 +20,8 @@ from podrun.popart.values.tensor_info import TensorInfo, data_type_of, info_from
 if TYPE_CHECKING:
     from onnx import NodeProto
 
+    from podrun.popart.building.builder import Builder
+
 InferredInfos = list[TensorInfo | None]
 
 BY_TYPE = {op.op_type: op for op in OPS.values()}
@@ -172,7 +174,7 @@ def _spaced(values: Sequence[int]) -> str:
     return f"[{' '.join(str(value) for value in values)}]"
 
 
-def multi_convolution(builder: object, bound: dict[str, Any]) -> dict[str, Any]:
+def multi_convolution(builder: Builder, bound: dict[str, Any]) -> dict[str, Any]:
     """The arguments of multiconv, a list for each convolution, in the form of the node's attributes: one after the
     other.
 
@@ -219,7 +221,7 @@ def multi_convolution(builder: object, bound: dict[str, Any]) -> dict[str, Any]:
 _MULTI_CONV_LISTS = ("dilations", "inDilations", "pads", "outPads", "strides")
 
 
-def _spatial(builder: Any, data: str) -> int | None:
+def _spatial(builder: Builder, data: str) -> int | None:
     try:
         return len(builder.getTensorShape(data)) - 2
     except popart_exception:

@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from podrun.core.errors import UsageError
 from podrun.onnx_models.light_model import MOST_HELD, LightModel
@@ -249,7 +249,7 @@ def _unknown(kind: TypeProto, known: TensorInfo | None) -> str:
     return f"shape [{', '.join(dims)}], which uses an unknown value '{which}'"
 
 
-def _check_agrees(name: str, known: Any, stated: Any) -> None:
+def _check_agrees(name: str, known: TensorInfo | None, stated: TensorInfo) -> None:
     if known is None:
         return
     fits = known.rank() == stated.rank() and all(

@@ -165,11 +165,11 @@ class StructureParser(ABC):
     """
 
     @abstractmethod
-    def yieldTensors(self, struct: Any) -> Iterator[Any]:
+    def yieldTensors(self, struct: object) -> Iterator[Any]:
         """The leaves, always in the same order."""
 
     @abstractmethod
-    def reconstruct(self, original_structure: Any, tensor_iterator: Iterator[Any]) -> Any:
+    def reconstruct(self, original_structure: object, tensor_iterator: Iterator[Any]) -> Any:
         """A structure equal to ``original_structure`` with other leaves."""
 
 
