@@ -28,12 +28,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from podrun.collectives.barrier import DIGEST_BYTES, LABEL_BYTES, Barriers, barrier_bytes, label_text
-from podrun.collectives.group import (
-    ClosedError,
-    GroupError,
-    RankLostError,
-    RankMissingError,
-)
+from podrun.collectives.group import ClosedError, GroupError, RankLostError, RankMissingError
 from podrun.collectives.linux import Futex, ProcessWatch, address_of, boot_ticks, create_region, open_region
 from podrun.core.error_codec import error_from_json, error_to_dict
 from podrun.core.errors import ConflictError, InternalError, PodrunError

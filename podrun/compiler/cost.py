@@ -20,11 +20,7 @@ import jax.numpy as jnp
 
 from podrun.compiler import jaxprs
 from podrun.compiler.arenas import Memory
-from podrun.compiler.collective_times import (
-    collective_seconds,
-    gather_seconds,
-    reduction_seconds,
-)
+from podrun.compiler.collective_times import collective_seconds, gather_seconds, reduction_seconds
 from podrun.compiler.export import TracedPiece
 from podrun.compiler.forward_trace import Trace, evaluate_forward
 from podrun.compiler.ipu_memory import SegmentWork, ipu_memory

@@ -52,15 +52,7 @@ from podrun.core.executable import (
     Sync,
     SyncScope,
 )
-from podrun.core.names import (
-    ANCHOR,
-    INPUT,
-    RETURNED,
-    WHOLE,
-    anchor_buffer,
-    gradient_buffer,
-    input_buffer,
-)
+from podrun.core.names import ANCHOR, INPUT, RETURNED, WHOLE, anchor_buffer, gradient_buffer, input_buffer
 from podrun.costmodel.target import IPUS_PER_MACHINE
 
 

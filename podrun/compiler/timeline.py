@@ -48,9 +48,7 @@ from podrun.compiler.program import Beside, PipelineOrder, Program, layout_of
 from podrun.core.executable import Retrieval, TensorSpec, numpy_dtype
 from podrun.core.names import gradient_buffer
 from podrun.costmodel.batch import STREAMING_BYTES_PER_SECOND
-from podrun.costmodel.exchange import (
-    transfer_seconds,
-)
+from podrun.costmodel.exchange import transfer_seconds
 from podrun.costmodel.target import IPUS_PER_MACHINE, Chip
 from podrun.costmodel.tile_memory import Location
 

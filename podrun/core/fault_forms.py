@@ -16,13 +16,7 @@ from urllib.parse import unquote
 
 from podrun.core.errors import UsageError
 from podrun.core.fault_effects import EFFECTS, kinds_of
-from podrun.core.fault_kinds import (
-    DISTURBANCES,
-    Setting,
-    events_of,
-    settings_of_kind,
-    strikes_in_batches,
-)
+from podrun.core.fault_kinds import DISTURBANCES, Setting, events_of, settings_of_kind, strikes_in_batches
 from podrun.core.fault_spec import MOST_REPEATS, PAIRS, FaultSpec, FaultTarget, SettingValue
 
 _FORM = re.compile(

@@ -8,12 +8,7 @@ import random
 from dataclasses import dataclass, replace
 from urllib.parse import quote
 
-from podrun.core.fault_kinds import (
-    DISTURBANCES,
-    PROGRAM_EVENTS,
-    WHERE,
-    settings_of_kind,
-)
+from podrun.core.fault_kinds import DISTURBANCES, PROGRAM_EVENTS, WHERE, settings_of_kind
 
 SettingValue = int | float | str
 

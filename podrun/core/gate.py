@@ -19,14 +19,7 @@ from typing import TYPE_CHECKING, Any
 from podrun.core import own_sockets
 from podrun.core.access import AGAIN_KEY, ANSWER_KEY, GREET, PROOF_KEY, VARIABLE, tls_asked_for
 from podrun.core.errors import UsageError, present
-from podrun.core.identity import (
-    Caller,
-    OwnAddresses,
-    ProofChecker,
-    RefusedProof,
-    address_text,
-    user_of_peer,
-)
+from podrun.core.identity import Caller, OwnAddresses, ProofChecker, RefusedProof, address_text, user_of_peer
 
 if TYPE_CHECKING:
     import grpc

@@ -24,22 +24,9 @@ from typing import Any, Unpack, cast
 import grpc
 
 from podrun.core import own_sockets
-from podrun.core.access import (
-    AGAIN_KEY,
-    ANSWER_KEY,
-    GREET,
-    AdmitServer,
-    strangers_server,
-    tls_asked_for,
-)
+from podrun.core.access import AGAIN_KEY, ANSWER_KEY, GREET, AdmitServer, strangers_server, tls_asked_for
 from podrun.core.errors import UsageError, present
-from podrun.core.identity import (
-    Greeting,
-    Proof,
-    address_text,
-    numeric_hosts,
-    user_of_server,
-)
+from podrun.core.identity import Greeting, Proof, address_text, numeric_hosts, user_of_server
 from podrun.core.proven_calls import (
     CallOptions,
     CallState,

@@ -18,13 +18,7 @@ from typing import Any
 import numpy as np
 
 from podrun.core.error_codec import copy_error
-from podrun.core.errors import (
-    ApplicationRuntimeError,
-    IpusTakenError,
-    PoplarError,
-    RecoveryAction,
-    TakenBy,
-)
+from podrun.core.errors import ApplicationRuntimeError, IpusTakenError, PoplarError, RecoveryAction, TakenBy
 from podrun.core.executable import Array, Executable
 from podrun.core.layout import IpuRange
 from podrun.core.names import DIGESTS
@@ -34,25 +28,13 @@ from podrun.device.error_messages import ipus_in_words, ipus_taken_away, process
 from podrun.device.health import Condition, WorkDone
 from podrun.device.job import Job
 from podrun.device.machine_context import MachineContext, MachinePlace, owned_part, part_of
-from podrun.device.owners import (
-    HOST_SYNC_TIMEOUT,
-    LoadCall,
-    MachineMoment,
-    Owner,
-    RunCall,
-)
+from podrun.device.owners import HOST_SYNC_TIMEOUT, LoadCall, MachineMoment, Owner, RunCall
 from podrun.device.program.digests import UNCOMPARED, digest_of_array
 from podrun.device.program.engine import RunOutcome
 from podrun.device.program.fabric import Fabric, JobName, OfferBook
 from podrun.device.strikes import check_lost_host, strike_machine_event
 from podrun.device.xla.pieces import PieceCache
-from podrun.faults import (
-    OF_INSTANCES,
-    WHOLE_MACHINES,
-    FaultSpec,
-    Struck,
-    check_places,
-)
+from podrun.faults import OF_INSTANCES, WHOLE_MACHINES, FaultSpec, Struck, check_places
 
 
 class Machine:

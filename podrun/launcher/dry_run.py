@@ -9,13 +9,7 @@ from podrun.launcher.launch_server import LaunchServer
 from podrun.launcher.own_streams import Log
 from podrun.launcher.placement import fit_to_pod
 from podrun.launcher.server import choose_cluster, facts_of, find_launch_server, pods_by_size
-from podrun.launcher.spec import (
-    CurrentLaunch,
-    InstanceSpec,
-    LaunchSpec,
-    PodFacts,
-    layout_variables,
-)
+from podrun.launcher.spec import CurrentLaunch, InstanceSpec, LaunchSpec, PodFacts, layout_variables
 from podrun.launcher.topology import topology_table
 
 

@@ -7,11 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from podrun.core.documents import read_text
-from podrun.core.errors import (
-    ConfigError,
-    NotFoundError,
-    UsageError,
-)
+from podrun.core.errors import ConfigError, NotFoundError, UsageError
 
 LOCAL_HOST = "localhost"
 MAX_HOSTS = 1 << 14

@@ -11,13 +11,7 @@ from podrun.core.errors import PodrunError, UsageError
 from podrun.core.ipu_states import MachineState
 from podrun.core.layout import IpuRange
 from podrun.core.telemetry import MachineReport, planned_in
-from podrun.faults import (
-    OF_INSTANCES,
-    WHOLE_MACHINES,
-    FaultSpec,
-    FaultTarget,
-    validate,
-)
+from podrun.faults import OF_INSTANCES, WHOLE_MACHINES, FaultSpec, FaultTarget, validate
 from podrun.launcher.own_streams import Log
 from podrun.launcher.spec import CurrentLaunch
 

@@ -9,11 +9,7 @@ from typing import Any
 
 from podrun.core.errors import UsageError
 from podrun.launcher.host_names import LOCAL_HOST, parse_hosts, read_hostfile
-from podrun.launcher.spec import (
-    LaunchLayout,
-    LaunchSpec,
-    PodFacts,
-)
+from podrun.launcher.spec import LaunchLayout, LaunchSpec, PodFacts
 
 MAX_IPUS_PER_INSTANCE = 64
 """The most IPUs that one process drives: those of an IPU-POD64."""

@@ -183,13 +183,7 @@ def _faults(values: Mapping[str, Any], context: LaunchContext, layout: LaunchLay
         and "SOCError" not in environ.get(GCDA_OPTIONS, "")
     ):
         return ()
-    from podrun.faults import (
-        FaultTarget,
-        parse_fault,
-        parse_faults,
-        simulated_soc_errors,
-        validate,
-    )
+    from podrun.faults import FaultTarget, parse_fault, parse_faults, simulated_soc_errors, validate
 
     specs = (*parse_faults(environ.get(PODRUN_FAULTS, "")), *map(parse_fault, texts))
     specs += simulated_soc_errors(environ)

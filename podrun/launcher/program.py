@@ -10,9 +10,7 @@ from pathlib import Path
 from podrun.core.errors import NotFoundError, UsageError
 from podrun.core.shadowing import check_script_name
 from podrun.launcher.host_names import LOCAL_HOST
-from podrun.launcher.spec import (
-    LaunchLayout,
-)
+from podrun.launcher.spec import LaunchLayout
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

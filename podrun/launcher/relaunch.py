@@ -13,10 +13,7 @@ from pathlib import Path
 
 from podrun.core.environment import PODRUN_FAULTS
 from podrun.core.errors import NotFoundError, UsageError
-from podrun.record.events import (
-    LaunchHeader,
-    Record,
-)
+from podrun.record.events import LaunchHeader, Record
 
 StartWords = Callable[[Sequence[str], Mapping[str, str], str], int]
 """Carries out the words after ``podrun`` with an environment in a folder; the exit code."""

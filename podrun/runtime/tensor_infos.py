@@ -5,24 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Container, Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from podrun.compiler.program import (
-    FACTOR,
-    RNG,
-)
+from podrun.compiler.program import FACTOR, RNG
 from podrun.core.errors import UsageError
 from podrun.core.executable import Retrieval, TensorSpec
 from podrun.core.names import NORM_ANCHOR
-from podrun.runtime.derived_anchors import (
-    ACCUM,
-    REDUCED,
-    scaling_anchors,
-    update_specs,
-)
+from podrun.runtime.derived_anchors import ACCUM, REDUCED, scaling_anchors, update_specs
 from podrun.runtime.loss_scaling import scaling_type
-from podrun.runtime.model_lowering import (
-    differentiable,
-    near,
-)
+from podrun.runtime.model_lowering import differentiable, near
 from podrun.runtime.optimizers.sgd import SgdRule
 from podrun.runtime.pipelining import RESTORED
 from podrun.runtime.settings import RunPlan, RunSettings

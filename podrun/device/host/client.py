@@ -35,15 +35,7 @@ from podrun.core.names import DIGESTS
 from podrun.core.terminal import note_moment
 from podrun.device.connection import MOST_IN_FLIGHT, AttachRequest, Refusal, RunResult
 from podrun.device.crash_records import report_fatal_signals
-from podrun.device.host.ports import (
-    LocalPort,
-    Port,
-    ProgramFile,
-    RunArrays,
-    Site,
-    Wait,
-    sites_holding,
-)
+from podrun.device.host.ports import LocalPort, Port, ProgramFile, RunArrays, Site, Wait, sites_holding
 from podrun.device.host.run_plan import ArrayPlan
 from podrun.device.host.started_runs import RunsInFlight, StartedRun
 from podrun.device.machine import Machine

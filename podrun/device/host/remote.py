@@ -14,12 +14,7 @@ import psutil
 
 from podrun.core.access import AdmitServer
 from podrun.core.error_codec import error_from_json
-from podrun.core.errors import (
-    DeadlineError,
-    InternalError,
-    PoplarError,
-    present,
-)
+from podrun.core.errors import DeadlineError, InternalError, PoplarError, present
 from podrun.core.executable import Array, Executable, numpy_dtype
 from podrun.core.proven_channel import open_channel
 from podrun.core.shared_region import SharedRegion

@@ -14,13 +14,7 @@ import numpy as np
 
 from podrun.collectives import Group, slice_of
 from podrun.core.errors import ApplicationRuntimeError, InternalError
-from podrun.core.executable import (
-    REPLICA_OFFSET,
-    Array,
-    Computation,
-    Executable,
-    numpy_dtype,
-)
+from podrun.core.executable import REPLICA_OFFSET, Array, Computation, Executable, numpy_dtype
 from podrun.core.names import SLICE, WHOLE
 from podrun.device.program.program_memory import Frame, ProgramMemory
 from podrun.device.program.replica_copies import ReplicaCopies

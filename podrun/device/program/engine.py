@@ -36,12 +36,7 @@ from podrun.core.executable import (
 )
 from podrun.core.shared_region import RegionName
 from podrun.core.terminal import reported_steps
-from podrun.device.crash_records import (
-    CrashReader,
-    describe_piece,
-    own_crash_record,
-    survive_stack_overflow,
-)
+from podrun.device.crash_records import CrashReader, describe_piece, own_crash_record, survive_stack_overflow
 from podrun.device.program.buffers import Buffers
 from podrun.device.program.digests import (
     CONTROL_ROW,

@@ -11,9 +11,7 @@ import click
 from podrun.launcher.commands.click_verbs import RecordCommand, records_argument
 from podrun.launcher.relaunch import DIFFERENT
 from podrun.record.compare import first_difference, header_differences
-from podrun.record.events import (
-    read_record,
-)
+from podrun.record.events import read_record
 
 
 def diff_records(ours: Path, theirs: Path) -> int:

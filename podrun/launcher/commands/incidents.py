@@ -11,9 +11,7 @@ from pathlib import Path
 import click
 
 from podrun.launcher.commands.click_verbs import RecordCommand, records_argument
-from podrun.record.events import (
-    read_record,
-)
+from podrun.record.events import read_record
 from podrun.record.goodput import Goodput
 from podrun.record.incidents import incidents_json, incidents_of
 

@@ -11,13 +11,7 @@ from typing import Any
 
 from podrun.popart.values.enums import PatternsLevel
 from podrun.popart.values.exceptions import popart_exception
-from podrun.runtime.rewrites import (
-    MANDATORY,
-    NAMES,
-    OPT_IN,
-    known_rewrite,
-    similar_rewrite,
-)
+from podrun.runtime.rewrites import MANDATORY, NAMES, OPT_IN, known_rewrite, similar_rewrite
 from podrun.runtime.rewrites import register_rewrite as register_pattern
 
 __all__ = ["Patterns", "register_pattern"]

@@ -15,12 +15,7 @@ from typing import Any
 import torch
 
 from podrun.core.errors import UsageError
-from podrun.core.program_files import (
-    as_program,
-    model_in_file,
-    parse_input,
-    run_until_compiled,
-)
+from podrun.core.program_files import as_program, model_in_file, parse_input, run_until_compiled
 from podrun.poptorch.api.options import Options
 from podrun.poptorch.api.user_modules import untracked
 from podrun.poptorch.capture.capture import Capture

@@ -11,16 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from podrun.poptorch.api.enums import (
-    OutputMode,
-    OverlapMode,
-)
+from podrun.poptorch.api.enums import OutputMode, OverlapMode
 from podrun.poptorch.api.strategies import PIPELINED
 from podrun.poptorch.capture.graph import HOST_CALL, CapturedGraph, GraphNode, GraphValue
-from podrun.poptorch.compile.session_model import (
-    OVERLAPPED_INPUT,
-    OVERLAPPED_OUTPUT,
-)
+from podrun.poptorch.compile.session_model import OVERLAPPED_INPUT, OVERLAPPED_OUTPUT
 from podrun.poptorch.errors import Error
 
 if TYPE_CHECKING:

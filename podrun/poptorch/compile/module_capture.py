@@ -10,10 +10,7 @@ from typing import Any
 import torch
 
 from podrun.poptorch.api.annotations import CaptureAnnotations, following
-from podrun.poptorch.api.enums import (
-    CommGroupType,
-    VariableRetrievalMode,
-)
+from podrun.poptorch.api.enums import CommGroupType, VariableRetrievalMode
 from podrun.poptorch.api.optim import ProgramOptimizer
 from podrun.poptorch.api.options import Options
 from podrun.poptorch.api.strategies import PIPELINED, PipelinedExecution

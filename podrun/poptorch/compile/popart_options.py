@@ -20,13 +20,7 @@ from podrun.runtime.environment import cache_directory
 from podrun.runtime.graph_text import Drawing
 from podrun.runtime.planner_options import CONVOLUTIONS, LSTMS, PRODUCTS, partials_of
 from podrun.runtime.session_reports import INNER, OUTER
-from podrun.runtime.settings import (
-    PhaseSettings,
-    Recomputation,
-    RunSettings,
-    SyntheticData,
-    TrackedGradients,
-)
+from podrun.runtime.settings import PhaseSettings, Recomputation, RunSettings, SyntheticData, TrackedGradients
 
 _log = logging.getLogger("poptorch::python")
 

@@ -17,16 +17,7 @@ from podrun.compiler.program import Beside
 from podrun.core.errors import InternalError
 from podrun.poptorch.api.enums import OverlapMode
 from podrun.poptorch.capture.graph import BlockPlacement, CapturedGraph, GraphNode, GraphValue
-from podrun.runtime.graph import (
-    NOWHERE,
-    Hints,
-    Model,
-    Node,
-    OperatorGraph,
-    Place,
-    TensorType,
-    VariableGroups,
-)
+from podrun.runtime.graph import NOWHERE, Hints, Model, Node, OperatorGraph, Place, TensorType, VariableGroups
 from podrun.runtime.operators import Context, Operator, OperatorFunction
 
 if TYPE_CHECKING:

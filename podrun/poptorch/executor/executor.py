@@ -25,10 +25,7 @@ from podrun.poptorch.compile.batches import batch_dimensions
 from podrun.poptorch.compile.graph_checks import check_overlap
 from podrun.poptorch.compile.module_capture import CompileRequest, ReplicaGroups, capture_module, offer
 from podrun.poptorch.compile.popart_options import compiles_engine
-from podrun.poptorch.compile.session_optimizers import (
-    check_supported,
-    warn_of_subclass,
-)
+from podrun.poptorch.compile.session_optimizers import check_supported, warn_of_subclass
 from podrun.poptorch.errors import ArgumentError, Error, translated
 from podrun.poptorch.executor import watching
 from podrun.poptorch.executor.calls import CallArguments, bind, check_same, mark_returned

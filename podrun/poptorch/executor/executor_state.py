@@ -27,11 +27,7 @@ from podrun.poptorch.api.options import Options
 from podrun.poptorch.api.user_modules import trainer_of, untrack, untracked
 from podrun.poptorch.capture.torch_names import to_numpy
 from podrun.poptorch.compile.module_capture import ReplicaGroups
-from podrun.poptorch.compile.session_optimizers import (
-    attributes_of,
-    check_supported,
-    needs_running_mean,
-)
+from podrun.poptorch.compile.session_optimizers import attributes_of, check_supported, needs_running_mean
 from podrun.poptorch.errors import ArgumentError, Error
 from podrun.poptorch.executor.calls import CallArguments
 from podrun.poptorch.executor.compiled_model import CompiledModel

@@ -7,11 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from podrun.poptorch.api.enums import (
-    ConnectionType,
-    OutputMode,
-    OverlapMode,
-)
+from podrun.poptorch.api.enums import ConnectionType, OutputMode, OverlapMode
 from podrun.poptorch.api.logs import log_options, logger
 from podrun.poptorch.api.optim import ProgramOptimizer
 from podrun.poptorch.api.options import Options
@@ -22,12 +18,7 @@ from podrun.poptorch.capture.torch_names import to_numpy
 from podrun.poptorch.compile.computed_values import ValuesToCompute, values_to_compute
 from podrun.poptorch.compile.module_capture import CompileRequest, Division, check_micro_batches, division_of
 from podrun.poptorch.compile.popart_options import compiles_engine, requested_drawing
-from podrun.poptorch.compile.session_model import (
-    PlacedGraph,
-    SessionModel,
-    model_of_graph,
-    overlaps,
-)
+from podrun.poptorch.compile.session_model import PlacedGraph, SessionModel, model_of_graph, overlaps
 from podrun.poptorch.compile.session_optimizers import check_scaling, clips_gradients, session_optimizer
 from podrun.poptorch.compile.torch_settings import (
     check_annotated,

@@ -9,15 +9,7 @@ import numpy as np
 from jax import Array, lax
 
 from podrun.poptorch.capture.graph import DTypeArgument
-from podrun.poptorch.operators.table import (
-    Call,
-    Operand,
-    Sizes,
-    aten,
-    aten_expressions,
-    axis,
-    dtype_named,
-)
+from podrun.poptorch.operators.table import Call, Operand, Sizes, aten, aten_expressions, axis, dtype_named
 
 
 @aten(
