@@ -82,7 +82,7 @@ class OwnerRendezvous(Generic[Call, Result]):
         self.result, self.done = result, True
 
     def outcome(self) -> Result:
-        """The result; raises a copy of the error."""
+        """What the last owner's work gave. Raises a copy of the error, if the work or an owner failed."""
         if self.error is not None:
             raise copy_error(self.error)  # each thread that raises it needs a traceback of its own
         return cast("Result", self.result)

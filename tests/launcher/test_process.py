@@ -64,7 +64,7 @@ def test_all_output_comes_before_the_end(runner: ProcessRunner, tmp_path: Path) 
     assert len(printed(events, 0, OutputChannel.STDOUT)) == 200000
 
 
-def test_environment_and_directory(runner: ProcessRunner, tmp_path: Path) -> None:
+def test_an_instance_has_its_environment_and_directory(runner: ProcessRunner, tmp_path: Path) -> None:
     words = (
         sys.executable,
         "-S",

@@ -151,7 +151,7 @@ def test_recoverable_errors_keep_their_action():
     assert error_to_dict(again) == error_to_dict(error)
 
 
-def test_the_tree_is_the_sdk_s():
+def test_exceptions_derive_from_each_other_as_in_the_sdk():
     assert issubclass(popart.popart_runtime_error, popart.popart_exception)
     assert issubclass(popart.poplar_unknown_runtime_error, popart.poplar_system_runtime_error)
     assert issubclass(popart.poplar_application_runtime_error, popart.poplar_runtime_error)
