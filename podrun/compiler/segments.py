@@ -46,7 +46,7 @@ class Placement:
     """The IPU of each cut of a program without stages; empty if its front end names none."""
 
     def cutting(self) -> Placement:
-        """This placement with its cuts in the place of stages, so that each cut is a segment; itself if it has no cuts."""
+        """This placement with its cuts as stages, so that each cut is a segment; itself if it has no cuts."""
         return replace(self, stages=self.cuts) if self.cuts else self
 
     def spot(self, equation: JaxprEqn) -> Spot | None:
