@@ -112,63 +112,33 @@ def _used_lengths(ctx: Context, node: Node, lengths: Array | None) -> Array | No
     return None
 
 
-@operator(ONNX, "RNN", since=(1, 7, 14, 22))
+_KINDS = {
+    "RNN": ("rnn", "n", ("Tanh",)),
+    "GRU": ("gru", "zrn", ("Sigmoid", "Tanh")),
+    "LSTM": ("lstm", "iofn", ("Sigmoid", "Tanh", "Tanh")),
+}
+"""Kind and gates of `podrun.numerics.recurrence`, and the default activations, by operator."""
+_VERSIONS = (1, 7, 14, 22)
+
+
+def _biases(node: Node, b: Array | None, n: int, direction: int) -> tuple[tuple[Array, ...], Array | None]:
+    """What is added to all gates, and the biases of which the new state's is added before the reset (GRU)."""
+    if b is None:
+        return (), None
+    half = b.shape[1] // 2
+    own, recurrent = b[direction, :half], b[direction, half:]
+    if node.op_type != "GRU":
+        return (own + recurrent,), None
+    if not node.get("linear_before_reset", 0):
+        return (own, recurrent), None
+    return (own, recurrent.at[2 * n :].set(0)), b
+
+
+@operator(ONNX, "RNN", since=_VERSIONS)
+@operator(ONNX, "GRU", since=_VERSIONS)
+@operator(ONNX, "LSTM", since=_VERSIONS)
 @rounds_once
-def rnn(
-    ctx: Context,
-    node: Node,
-    x: Array,
-    w: Array,
-    r: Array,
-    b: Array = None,
-    lengths: Array = None,
-    h: Array = None,
-) -> tuple[Array, ...]:
-    """h = f(W x + Wb + R h + Rb) (ONNX RNN): all outputs and the last."""
-    n, lengths = _hidden(node, r), _used_lengths(ctx, node, lengths)
-
-    def weights(d: int) -> CellWeights:
-        return CellWeights(w[d], r, () if b is None else (b[d, :n] + b[d, n:],), part=d)
-
-    return _directions(
-        node, x, (h,), lengths, weights, lambda count: _cells(node, count, "rnn", "n", ("Tanh",))
-    )
-
-
-@operator(ONNX, "GRU", since=(1, 7, 14, 22))
-@rounds_once
-def gru(
-    ctx: Context,
-    node: Node,
-    x: Array,
-    w: Array,
-    r: Array,
-    b: Array = None,
-    lengths: Array = None,
-    h: Array = None,
-) -> tuple[Array, ...]:
-    """Update gate z, reset gate r, new state (ONNX GRU): ``linear_before_reset`` as cuDNN and PyTorch have it."""
-    n, lengths = _hidden(node, r), _used_lengths(ctx, node, lengths)
-    after = bool(node.get("linear_before_reset", 0))
-
-    def weights(d: int) -> CellWeights:
-        if b is None:
-            return CellWeights(w[d], r, part=d)
-        own, recurrent = b[d, : 3 * n], b[d, 3 * n :]
-        if not after:
-            return CellWeights(w[d], r, (own, recurrent), part=d)
-        gates = recurrent.at[2 * n :].set(0)  # That of the new state is added before the reset.
-        return CellWeights(w[d], r, (own, gates), b, part=d)
-
-    names = ("Sigmoid", "Tanh")
-    return _directions(
-        node, x, (h,), lengths, weights, lambda count: _cells(node, count, "gru", "zrn", names)
-    )
-
-
-@operator(ONNX, "LSTM", since=(1, 7, 14, 22))
-@rounds_once
-def onnx_lstm(
+def onnx_recurrent_layer(
     ctx: Context,
     node: Node,
     x: Array,
@@ -180,17 +150,27 @@ def onnx_lstm(
     c: Array = None,
     peepholes: Array = None,
 ) -> tuple[Array, ...]:
-    """Gates input, output, forget, cell (ONNX LSTM): all outputs, the last output, the last cell state."""
+    """All outputs, the last one, and for LSTM the last cell state.
+
+    RNN: ``h = f(W x + Wb + R h + Rb)``. GRU: update gate z, reset gate r, new state; ``linear_before_reset`` as cuDNN
+    and PyTorch have it. LSTM: gates input, output, forget, cell; ``c`` and ``peepholes`` are its alone.
+    """
     n = _hidden(node, r)
+    kind, gates, activations = _KINDS[node.op_type]
+    is_lstm = kind == "lstm"
 
     def weights(d: int) -> CellWeights:
-        biases = () if b is None else (b[d, : 4 * n] + b[d, 4 * n :],)
+        biases, before_reset = _biases(node, b, n, d)
         looks = None if peepholes is None else tuple(jnp.split(peepholes[d], 3))
-        return CellWeights(w[d], r, biases, peepholes=looks, part=d)
+        return CellWeights(w[d], r, biases, before_reset, peepholes=looks, part=d)
 
-    names = ("Sigmoid", "Tanh", "Tanh")
     return _directions(
-        node, x, (h, c), lengths, weights, lambda count: _cells(node, count, "lstm", "iofn", names)
+        node,
+        x,
+        (h, c) if is_lstm else (h,),
+        lengths if is_lstm else _used_lengths(ctx, node, lengths),
+        weights,
+        lambda count: _cells(node, count, kind, gates, activations),
     )
 
 
