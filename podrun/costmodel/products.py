@@ -52,9 +52,6 @@ def check_proportion(proportion: float) -> None:
         )
 
 
-_FLOATS = ("float16", "bfloat16", "float32")
-
-
 def _type(dtype: str) -> str:
     if dtype.startswith("float8"):
         return "float8"

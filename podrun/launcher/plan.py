@@ -25,7 +25,7 @@ from podrun.launcher.mpi_arguments import MpiArguments, parse_instance_arguments
 from podrun.launcher.option_table import BY_NAME, OPTIONS, ValueKind
 from podrun.launcher.options import values_in_effect
 from podrun.launcher.placement import plan_layout
-from podrun.launcher.program import LaunchContext, _interpreter_warning, resolve_program
+from podrun.launcher.program import LaunchContext, interpreter_warning, resolve_program
 from podrun.launcher.spec import (
     InstanceSpec,
     LaunchLayout,
@@ -261,7 +261,7 @@ def _warnings(
     )
     if unset:
         warnings.append(f"-x names variables that are not set: {', '.join(unset)}")
-    return warnings + _misplaced(options, command) + _interpreter_warning(command, context)
+    return warnings + _misplaced(options, command) + interpreter_warning(command, context)
 
 
 def _misplaced(options: Mapping[str, Any], command: tuple[str, ...]) -> list[str]:

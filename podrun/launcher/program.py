@@ -78,7 +78,7 @@ def _script_hint(path: Path) -> str:
     return f"Did you mean {close[0]}?" if close else "Check the path; it is relative to where podrun runs."
 
 
-def _interpreter_warning(command: tuple[str, ...], context: LaunchContext) -> list[str]:
+def interpreter_warning(command: tuple[str, ...], context: LaunchContext) -> list[str]:
     """Warn of a Python other than podrun's, which may not find podrun."""
     import shutil
 

@@ -41,8 +41,6 @@ from podrun.runtime.tensor_names import PREFIXES, default_scalar, gradient
 if TYPE_CHECKING:
     import jax
 
-    from podrun.runtime.optimizers.rules import Rule
-
 UPDATER, WEIGHT_NORM, STEP_NORM = (PREFIXES[n] for n in ("AdamUpdater", "LambR1Sq", "LambR2Sq"))
 _REDUCED = PREFIXES["FinalReducedGrad"]
 

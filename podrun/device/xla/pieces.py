@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import logging
 import math
 import os
 import threading
@@ -59,7 +58,6 @@ if TYPE_CHECKING:
     from jax.export import Exported
     from jax.stages import Lowered
 
-_log = logging.getLogger(__name__)
 COMPILER_OPTIONS: dict[str, bool | int] = {
     "xla_cpu_multi_thread_eigen": False,
     "xla_allow_excess_precision": False,

@@ -52,9 +52,6 @@ _FROM_NUMPY = {name: kind for kind, name, _, _ in _TABLE}
 _FROM_ONNX = {value: kind for kind, _, value, _ in _TABLE}
 _ITEM_SIZE = {kind: size for kind, _, _, size in _TABLE}
 
-ON_DEVICE = {DataType.INT64: DataType.INT32, DataType.UINT64: DataType.UINT32}
-"""Types the IPU does not have and what stands for them there (enableSupportedDataTypeCasting)."""
-
 
 def parse_data_type(dtype: DataType | str | type | np.dtype[Any]) -> DataType:
     """The DataType that ``dtype`` is or names (``"FLOAT"``, ``numpy.float32``). popart_exception for an unknown one."""
