@@ -28,6 +28,8 @@ settings.load_profile("podrun")
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 MARK = "PODRUN_TEST_MARK"
+OF_A_RUN = "PODRUN_TEST_DIR"
+"""Names the folder of the run whose tests started this process."""
 # nohup has a run ignore SIGHUP, a shell's background job SIGINT, and so would all that tests start. A handler that does
 # nothing keeps the run as deaf as it was; what it starts has the default again, since no handler outlives exec.
 for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
@@ -38,11 +40,14 @@ os.environ["PODRUN_PLAN_CACHE"] = "off"
 # What takes five seconds, as it may on a busy host, would be told on standard error, which tests compare.
 os.environ["PODRUN_PROGRESS"] = "off"
 # Tests of one process find no service or machine that this host runs for others. Short: sockets lie below it.
-_RUNTIME = tempfile.TemporaryDirectory(prefix="podrun-")
-os.environ["PODRUN_RUNTIME_DIR"] = _RUNTIME.name
+# Processes that tests start by multiprocessing have that of the run: they end without removing one of their own.
+if not os.path.isdir(os.environ.get(OF_A_RUN, "")):
+    _RUNTIME = tempfile.TemporaryDirectory(prefix="podrun-")
+    os.environ[OF_A_RUN] = _RUNTIME.name
+os.environ["PODRUN_RUNTIME_DIR"] = os.environ[OF_A_RUN]
 # Nor files of partitions in the home directory (~/.ipuof.conf.d). Compiled pieces stay where they are.
 os.environ.setdefault("XDG_CACHE_HOME", os.path.expanduser("~/.cache"))
-os.environ["HOME"] = _RUNTIME.name
+os.environ["HOME"] = os.environ[OF_A_RUN]
 SCRATCH = ("podrun-*", "pymp-*")
 """Temporary folders that podrun makes, and those that Python makes for processes that share data."""
 CHARACTERS = "".join(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -30,6 +31,20 @@ def test_commands_hear_signals_that_the_run_of_the_tests_ignores() -> None:
     assert done.returncode == 0, done.stderr
     ignored = int(done.stdout.split()[1], 16)
     assert [number for number in numbers if ignored >> (number - 1) & 1] == []
+
+
+def test_what_a_test_starts_leaves_no_folder(tmp_path: Path) -> None:
+    """A process of multiprocessing ends as here, without what Python does at the end of a program."""
+    program = "import os, tests.conftest; os._exit(os.environ['HOME'] != os.environ[tests.conftest.OF_A_RUN])"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_of_a_sampled_test_every_nth_case_runs_by_default() -> None:
