@@ -112,6 +112,8 @@ _START_METHODS = {
 the loader included: seconds each. A copy of the program takes milliseconds (`forking`)."""
 STOP_SECONDS = 10.0
 """Seconds in which the process may end by itself before it is ended."""
+KILLED_SECONDS = 60.0
+"""Seconds in which a killed process is gone, on a busy host too, unless the kernel waits for a device in its name."""
 
 
 @checks_methods()
@@ -309,10 +311,15 @@ class _Ending:
         except (OSError, ValueError):
             _log.debug("The process that loads data has ended by itself")
         self._pipe.close()
-        ends: tuple[Callable[[], object], ...] = (lambda: None, self._process.terminate, self._process.kill)
-        for end in ends:
+        ends: tuple[tuple[Callable[[], object], float], ...] = (
+            (lambda: None, STOP_SECONDS),
+            (self._process.terminate, STOP_SECONDS),
+            (self._process.kill, KILLED_SECONDS),
+        )
+        for end, seconds in ends:
             end()
-            self._process.join(STOP_SECONDS)
+            self._process.join(seconds)
             if self._process.exitcode is not None:
-                break
-        self._process.close()
+                self._process.close()
+                return
+        _log.debug("The process that loads data is killed and not yet gone")

@@ -11,6 +11,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -20,6 +21,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from podrun import poptorch  # noqa: E402
+from podrun.poptorch.data import data_accessor  # noqa: E402
 from podrun.private_apis.torch import end_workers  # noqa: E402
 from tests.conftest import wait_until  # noqa: E402
 from tests.poptorch.data.data_sets import Failing, Numbered, Started, Streamed, Uneven, Waiting, loads  # noqa: E402
@@ -257,6 +259,26 @@ def test_handlers_of_the_program_do_not_run_in_the_copy(
     finally:
         signal.signal(signal.SIGTERM, before)
     assert not trace.exists()
+
+
+def test_a_killed_process_that_is_slow_to_go_is_no_error() -> None:
+    """On a busy host, or where the kernel waits for a device in its name."""
+    ours, theirs = multiprocessing.Pipe()
+    calls: list[str] = []
+
+    def close() -> None:
+        raise ValueError("Cannot close a process while it is still running.")
+
+    process: Any = SimpleNamespace(
+        terminate=lambda: calls.append("terminate"),
+        kill=lambda: calls.append("kill"),
+        join=lambda seconds: calls.append(f"join {seconds:g}"),
+        close=close,
+        exitcode=None,
+    )
+    data_accessor._Ending(ours, process)()
+    theirs.close()
+    assert calls == ["join 10", "terminate", "join 10", "kill", "join 60"]
 
 
 @pytest.mark.system
