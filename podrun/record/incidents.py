@@ -30,7 +30,7 @@ class Incident:
     ``batch``: how far instance 0 was (batches done). ``instances``: those that reported an error. ``error``: type,
     code, where, recovery action and message of the first error. ``component``: the suspect, in words. ``action``: what
     was done. ``evidence``: events in words, in causal order. ``lost_batches``: batches that each instance repeated.
-    ``stalled_seconds``: for which the fault was planned to stall something.
+    ``stalled_seconds``: for which the fault was planned to stall something. ``final``: no instance went on after it.
     """
 
     id: str
@@ -43,6 +43,7 @@ class Incident:
     evidence: tuple[str, ...]
     lost_batches: int
     stalled_seconds: float = 0.0
+    final: bool = False
 
     @property
     def text(self) -> str:
@@ -50,6 +51,8 @@ class Incident:
         error = dict(self.error)
         cause = f" (fault {', '.join(self.faults)})" if self.faults else ""
         batches = f"{self.lost_batches} batch{'' if self.lost_batches == 1 else 'es'} lost"
+        if self.final and self.batch:
+            batches = "what was computed since the last checkpoint is lost"
         if self.stalled_seconds:
             batches += f", {self.stalled_seconds:g} s stalled"
         return (
@@ -170,7 +173,13 @@ def _incident(number: int, group: _Group, events: Sequence[Event], after: Sequen
         evidence=tuple(_evidence(events, group, end)[:MOST_EVIDENCE]),
         lost_batches=lost if group.errors else 0,
         stalled_seconds=sum(spec.number("seconds") for spec in group.specs),
+        final=bool(group.errors) and not _goes_on(events[group.errors[-1] : end]),
     )
+
+
+def _goes_on(events: Sequence[Event]) -> bool:
+    """True iff a launch starts instances again, or one of them goes on, after an error."""
+    return any(event.kind in ("restart", "load", "resumed") for event in events)
 
 
 def _refusal_before(events: Sequence[Event], group: _Group) -> Event | None:

@@ -335,6 +335,23 @@ def launch_of(life_batches: Sequence[int]) -> Writer:
     return writer
 
 
+@pytest.mark.parametrize(
+    ("batches", "cost"),
+    [(8, "what was computed since the last checkpoint is lost"), (1, "0 batches lost")],
+    ids=["after seven batches", "before the first batch ends"],
+)
+def test_a_launch_that_an_error_ends_loses_what_no_checkpoint_has(batches: int, cost: str) -> None:
+    writer = Writer()
+    writer.add("launch", "start")
+    writer.runs(range(batches), 2, error=True)
+    writer.add("launch", "ended", clock=AT_END, instance=1, code=1, how="exit code 1")
+    writer.add("launch", "end", clock=AT_END, code=1)
+    (incident,) = incidents_of(record_of(without_ends_after_errors(ordered(writer.found))))
+    assert (incident.action, incident.batch) == ("the launch ended", batches - 1)
+    assert incident.text.endswith(f"the launch ended; {cost}")
+    assert incident.plain["cost"]["lost_batches"] == 0  # No batch was computed again.
+
+
 QUIET = "ipu:1@batch=2:corrected-parity"
 LATE = "service:vipu@during=ResetPartition:slow,seconds=1.5"
 
