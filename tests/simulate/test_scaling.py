@@ -42,3 +42,14 @@ def test_the_command_reads_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "is no plan" in capsys.readouterr().err
     assert run_command(scale_verb, [str(plan), "--pods", "pod3"]) == 2
     assert "there is no POD 'pod3'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("ipus", "pods", "pod"), [("3", "pod64,pod16", "16 IPUs of pod16"), ("128", "pod64", "64 IPUs of pod64")]
+)
+def test_a_replica_that_no_pod_divides_into_is_refused_before_the_model_is_read(
+    ipus: str, pods: str, pod: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = str(tmp_path / "there_is_none.onnx")
+    assert run_command(scale_verb, [model, "--pods", pods, "--ipus-per-replica", ipus]) == 2
+    assert f"{ipus} IPUs per replica do not divide the {pod}" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -53,6 +54,7 @@ def scale_verb(
     )
 
     names = pods_named(pods)
+    _check_replica(ipus_per_replica, names)
     if min(micro_batch, accumulation, ipus_per_replica) < 1:
         raise UsageError("a batch has at least one sample, on at least one IPU", hint="--micro-batch 1")
     check_outputs_writable(plan, json_file)
@@ -72,3 +74,15 @@ def scale_verb(
         text = json.dumps(points_json(points, FailureCosts()), indent=1)
         write_output(json_file, text + "\n")
     return 0
+
+
+def _check_replica(ipus: int, pods: Sequence[str]) -> None:
+    """Raise UsageError, before a model is read, for a replica that does not divide the smallest of the PODs."""
+    from podrun.simulate.scaling import SIZES
+
+    smallest = min(pods, key=lambda name: SIZES[name])
+    if ipus > 0 and SIZES[smallest] % ipus:
+        raise UsageError(
+            f"{ipus} IPUs per replica do not divide the {SIZES[smallest]} IPUs of {smallest}",
+            hint=f"Give a power of two up to {SIZES[smallest]}, or larger PODs (--pods pod64..pod64k).",
+        )
