@@ -150,7 +150,7 @@ def test_a_simulation_goes_on_from_a_captured_pod(
     pod16.client.create_partition(Requirements("q", 8, limit_s=50.0), wait=True)
     path, jobs, figures = tmp_path / "pod.json", tmp_path / "jobs.csv", tmp_path / "f.json"
     assert vipu(pod16, f"capture {path}") == 0
-    assert "1 partitions, 1 queued requests" in capsys.readouterr().out
+    assert "1 partition, 1 queued request, 0 reservations." in capsys.readouterr().out
     jobs.write_text("submit_s,run_s,size\n5000,10,8\n5010,10,16\n")
     words = [str(jobs), "--start", str(path), "--json", str(figures)]
     assert run_command(simulate_verb, words) == 0, capsys.readouterr().err

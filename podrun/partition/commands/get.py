@@ -198,5 +198,7 @@ def capture_state(cli: CliContext, file: Path) -> None:
     kinds = [kind for kind, _, _ in document["plans"]]
     counts = (len(document["partitions"]), kinds.count("queue"), kinds.count("reservations"))
     value = {"file": str(file), **dict(zip(("partitions", "queued", "reservations"), counts, strict=True))}
-    text = f"{file}: {counts[0]} partitions, {counts[1]} queued requests, {counts[2]} reservations."
+    nouns = ("partition", "queued request", "reservation")
+    parts = (f"{count} {noun}{'' if count == 1 else 's'}" for count, noun in zip(counts, nouns, strict=True))
+    text = f"{file}: {', '.join(parts)}."
     cli.show("capture", value, lambda: text)
