@@ -103,9 +103,16 @@ def _families() -> tuple[type[Optimizer], type[Optimizer]]:
     return legacy, scaled
 
 
+def _new_families() -> tuple[type[Optimizer], type[Optimizer]]:
+    """Keras' new optimizers, which are refused where gradients accumulate (`_checked`)."""
+    plain = importlib.import_module("tf_keras.src.optimizers.optimizer").Optimizer
+    scaled = importlib.import_module("tf_keras.src.mixed_precision.loss_scale_optimizer").LossScaleOptimizerV3
+    return plain, scaled
+
+
 def install_accumulation() -> None:
-    """Optimizers accumulate where the model that is being traced says so."""
-    for family in _families():
+    """Optimizers accumulate where the model that is being traced says so, or are refused."""
+    for family in (*_families(), *_new_families()):
         if "apply_gradients" in vars(family):
             replace_method(family, "apply_gradients", _accumulated)
 
