@@ -200,13 +200,17 @@ class LastingFaults:
 
     def link_error_rate(self, ipu: int, batch: int) -> float:
         """The largest share of packets that a degraded link of an IPU sends again in a batch."""
+        if not self._found:
+            return 0.0
         degraded = [e.spec for e in self._found if e.spec.kind == "degraded" and e.covers(batch)]
         return max((spec.number("error-rate") for spec in degraded if ipu in spec.indices), default=0.0)
 
     def extra_seconds(self, executable: Executable, done: int, batches: int) -> float:
         """Modelled seconds that the faults add to ``batches`` batches after ``done``; 0 without a model."""
+        if not self._found:
+            return 0.0
         step = executable.tile_report.get("step")
-        if not self._found or not isinstance(step, Mapping) or not step.get("seconds"):
+        if not isinstance(step, Mapping) or not step.get("seconds"):
             return 0.0
         batches_per_pass = executable.batches_per_pass
         total = float(step["seconds"]) / batches_per_pass

@@ -85,7 +85,9 @@ class Job(JobProgram):
         """An owner arrives. True: it is the last one and must do the work. False: the rendezvous has ended."""
         if not rendezvous.done:
             rendezvous.arrivals[owner_id] = call
-        if not rendezvous.done and not self._missing(rendezvous.arrivals):
+        owner = self.owners.get(owner_id)
+        alone = owner is not None and owner.ipus == self.ipus
+        if not rendezvous.done and (alone or not self._missing(rendezvous.arrivals)):
             rendezvous.started = True
             return True
         changed = self._context.changed
@@ -191,13 +193,14 @@ class Job(JobProgram):
         check_executable(executable)
         self.prepare(executable, machines_of(context.place, self.range)[1])
         self.strike_event("load")
+        self._core = self._choose_core(group)
         return Engine(
             executable,
             group,
             context.pieces,
             self._instruction_hook(),
             lambda k: ipus_in_words(self.lists[k].ipus),
-            core_lock=core_lock_of(self._core(group)),
+            core_lock=core_lock_of(self._core),
         )
 
     def _abort_load(self, group: Group, reason: PoplarError) -> None:
@@ -313,10 +316,10 @@ class Job(JobProgram):
             for owner, run in zip(owners, runs, strict=True)
         ]
         agreed = len(owners) == 1 and owners[0].request.owned == self.range
-        pin_thread_to(self._core(engine.group))
+        pin_thread_to(self._core)
         outcome = engine.run(runs[0].batches, parts, agreed=agreed)
         extra = self._lasting.extra_seconds(engine.executable, before, engine.batches_done - before)
-        return replace(outcome, modelled_seconds=outcome.modelled_seconds + extra)
+        return replace(outcome, modelled_seconds=outcome.modelled_seconds + extra) if extra else outcome
 
     # --- The end -----------------------------------------------------------------------------------------------
     def fail(self, error: PoplarError, *, everywhere: bool = True) -> None:

@@ -42,6 +42,8 @@ class JobProgram:
         self.struck: PoplarError | None = None
         self.lists: tuple[ListPlaces, ...] = ()
         self._lasting = LastingFaults()
+        self._core: int | None = None
+        """The core of this machine, if it keeps to one."""
         self._activity: tuple[BatchActivity, ...] | None = None
         """Of a batch of the loaded program, for each IPU of a replica; None without a model."""
 
@@ -180,7 +182,7 @@ class JobProgram:
             return 0, 1
         return (owner.ipus.first - self.ipus.first) // ipus_per_replica, owner.ipus.count // ipus_per_replica
 
-    def _core(self, group: Group) -> int | None:
+    def _choose_core(self, group: Group) -> int | None:
         """The core of this machine, as one of a program's on this host."""
         context = self._context
         ranks = group.host_ranks

@@ -7,6 +7,7 @@ import hashlib
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import jax
@@ -99,6 +100,33 @@ def test_pieces_are_compiled_and_computed_as_in_a_new_process():
         libm.fedisableexcept(inexact)
         libm.fesetround(0)
     np.testing.assert_array_equal(found, expected)
+
+
+def test_a_thread_that_holds_settings_keeps_them_whatever_others_set():
+    """Nothing is looked at in such a thread, so a setting that another thread makes later must not reach it."""
+    held, changed, seen = threading.Event(), threading.Event(), {}
+
+    def machine() -> None:
+        with clients.held_machine_settings():
+            held.set()
+            changed.wait(60)
+            with clients.machine_settings():
+                seen["held"] = jax.config.jax_debug_nans, jax.config.jax_enable_x64
+            seen["between"] = jax.config.jax_debug_nans
+        with clients.machine_settings():
+            seen["after"] = jax.config.jax_debug_nans, jax.config.jax_enable_x64
+        seen["outside"] = jax.config.jax_debug_nans
+
+    thread = threading.Thread(target=machine)
+    thread.start()
+    assert held.wait(60)
+    try:
+        jax.config.update("jax_debug_nans", True)
+        changed.set()
+        thread.join(60)
+    finally:
+        jax.config.update("jax_debug_nans", False)
+    assert seen == {"held": (False, True), "between": False, "after": (False, True), "outside": True}
 
 
 def _digest() -> str:

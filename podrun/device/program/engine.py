@@ -54,7 +54,7 @@ from podrun.device.program.machine_groups import (
     ipus_per_position,
 )
 from podrun.device.program.streams import Drain, Feed, OwnerArrays, ReplicaState
-from podrun.device.xla.clients import own_settings, return_freed_memory
+from podrun.device.xla.clients import machine_settings, return_freed_memory
 from podrun.device.xla.pieces import PieceCache
 
 _CONTROL = "podrun:control"
@@ -213,8 +213,6 @@ class Engine:
         have answered. So the machines need no barrier at the end of the run, and compare states at its start only if
         there are values to write.
         """
-        import jax
-
         begin = self._clock()
         survive_stack_overflow()
         if not agreed or not self._complete:
@@ -223,7 +221,7 @@ class Engine:
             with self.groups.errors_with_program_ranks():
                 self._agree(batches, self.groups.peers)
         feed, drain = Feed(self.executable, owners), Drain(self.executable, owners)
-        with own_settings(), jax.enable_x64(True), self.groups.errors_with_program_ranks():
+        with machine_settings(), self.groups.errors_with_program_ranks():
             self._run_batches(batches, feed, drain, agreed)
             self._replica_state.exchange()
             self._gather_slices()

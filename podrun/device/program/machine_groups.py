@@ -49,6 +49,7 @@ CoreLock = AbstractContextManager[object]
 """Held while a machine computes."""
 NO_CORE_LOCK: CoreLock = nullcontext()
 """For a machine that shares its core with no other machine of its process."""
+_SAME_RANKS: AbstractContextManager[None] = nullcontext()
 _thread = threading.local()
 _locks: dict[int, threading.Lock] = {}
 _adding = threading.Lock()
@@ -217,12 +218,12 @@ class MachineGroups:
         if self.peers is not self.program:
             self.peers.close()
 
-    @contextlib.contextmanager
-    def errors_with_program_ranks(self) -> Iterator[None]:
+    def errors_with_program_ranks(self) -> AbstractContextManager[None]:
         """Errors of the peers' group count ranks among the peers; raise them with ranks among all machines."""
-        if self.machines_per_replica == 1:
-            yield
-            return
+        return _SAME_RANKS if self.machines_per_replica == 1 else self._with_program_ranks()
+
+    @contextlib.contextmanager
+    def _with_program_ranks(self) -> Iterator[None]:
         try:
             yield
         except (RankLostError, RankMissingError) as error:

@@ -15,6 +15,7 @@ the answer lie in the first block.
 from __future__ import annotations
 
 import os
+import struct
 import time
 from collections.abc import Sequence
 
@@ -31,6 +32,7 @@ SPIN_SECONDS = 0.5e-3
 """Seconds to wait awake where every process of a job has a core of its own. Falling asleep and being woken takes 0.1
 ms of a run, half of it on each side."""
 _TEXT = 64
+_STATUS, _RESULT = 8, struct.Struct("=IIQdd")
 _MASK = 0xFFFFFFFF
 
 
@@ -68,13 +70,12 @@ class Doorbell:
     def result(self, number: int) -> RunOutcome | str:
         """The answer to a run: an outcome, or an error as JSON."""
         block = self._blocks[number % len(self._blocks)]
-        status, length = (int(word) for word in block[8:16].view(np.uint32))
+        status, length, done, modelled, seconds = _RESULT.unpack_from(block.data, _STATUS)
         if status:
             return (
                 block[_TEXT : _TEXT + min(length, BLOCK_BYTES - _TEXT)].tobytes().decode("utf-8", "replace")
             )
-        modelled, seconds = (float(value) for value in block[24:40].view(np.float64))
-        return RunOutcome(int(block[16:24].view(np.uint64)[0]), modelled, seconds)
+        return RunOutcome(done, modelled, seconds)
 
     # The machine's side.
 
@@ -100,15 +101,13 @@ class Doorbell:
     def answer(self, result: RunOutcome | str) -> None:
         """Answer the ring that was heard."""
         block = self._blocks[self.slot]
-        words = block[8:16].view(np.uint32)
         if isinstance(result, str):
             text = result.encode("utf-8")[: BLOCK_BYTES - _TEXT]
             block[_TEXT : _TEXT + len(text)] = np.frombuffer(text, np.uint8)
-            words[:] = 1, len(text)
+            _RESULT.pack_into(block.data, _STATUS, 1, len(text), 0, 0.0, 0.0)
         else:
-            block[16:24].view(np.uint64)[0] = result.batches_done
-            block[24:40].view(np.float64)[:] = result.modelled_seconds, result.seconds
-            words[0] = 0
+            times = result.modelled_seconds, result.seconds
+            _RESULT.pack_into(block.data, _STATUS, 0, 0, result.batches_done, *times)
         self._answer.value = self._heard
         self._answer.wake()
 

@@ -30,6 +30,7 @@ from podrun.device.service.control import MachineHolder
 from podrun.device.service.doorbell import BLOCK_BYTES, Doorbell, spin_seconds_for
 from podrun.device.service.handover import MemoryReceiver, view
 from podrun.device.service.wire import WHOLE_BYTES
+from podrun.device.xla.clients import held_machine_settings
 from podrun.protos import ipuof_pb2 as pb
 
 log = logging.getLogger("podrun.device")
@@ -230,6 +231,17 @@ class HostSession:
         slots: Sequence[SlotArrays],
     ) -> None:
         """The thread of a doorbell: runs whenever it rings, until another doorbell is used."""
+        with held_machine_settings():
+            self._run_when_rung(doorbell, machine, owner, batches, slots)
+
+    def _run_when_rung(
+        self,
+        doorbell: Doorbell,
+        machine: Machine,
+        owner: int,
+        batches: int,
+        slots: Sequence[SlotArrays],
+    ) -> None:
         checked = False
         while self._doorbell is doorbell:
             if not doorbell.rung(_LISTEN, self._spin_seconds) or self._doorbell is not doorbell:

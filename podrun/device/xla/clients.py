@@ -27,8 +27,8 @@ import math
 import os
 import platform
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -104,17 +104,59 @@ def own_settings() -> Iterator[None]:
     floating point."""
     import jax
 
-    differing = [name for name, ours in _SETTINGS.items() if getattr(jax.config, name) not in (ours, None)]
+    with _settings(
+        [name for name, ours in _SETTINGS.items() if getattr(jax.config, name) not in (ours, None)]
+    ):
+        yield
+
+
+@contextmanager
+def _settings(names: Iterable[str]) -> Iterator[None]:
+    """podrun's values of these settings, and floating point as in a new process."""
+    import jax
+
     library, before = _libm(), ctypes.create_string_buffer(_FLOATING_POINT_BYTES)
     library.fegetenv(before)
     library.fesetenv(_DEFAULT_FLOATING_POINT)
     try:
         with ExitStack() as stack:
-            for name in differing:
+            for name in names:
                 stack.enter_context(getattr(jax, name.removeprefix("jax_"))(_SETTINGS[name]))
             yield
     finally:
         library.fesetenv(before)
+
+
+_thread = threading.local()
+_NOTHING_TO_SET = nullcontext()
+
+
+def machine_settings() -> AbstractContextManager[None]:
+    """`own_settings` with 64-bit types, in which machines run. Where other work has been in the cache since, looking at
+    settings takes tens of microseconds. A thread that holds them (`held_machine_settings`) looks at none."""
+    return _NOTHING_TO_SET if getattr(_thread, "holds_settings", False) else _machine_settings()
+
+
+@contextmanager
+def _machine_settings() -> Iterator[None]:
+    import jax
+
+    with own_settings(), jax.enable_x64(True):
+        yield
+
+
+@contextmanager
+def held_machine_settings() -> Iterator[None]:
+    """A context for a thread of podrun's own that does nothing but runs: it looks at no settings for each of them,
+    whatever other threads of the process set."""
+    import jax
+
+    with _settings(_SETTINGS), jax.enable_x64(True):
+        _thread.holds_settings = True
+        try:
+            yield
+        finally:
+            _thread.holds_settings = False
 
 
 _FLOATING_POINT_BYTES = 64
