@@ -96,7 +96,12 @@ def test_the_command_says_when_and_where(pod16: Pod, capsys: pytest.CaptureFixtu
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("limit=2h", "has a size"), ("size=4,colour=red", "'colour=red'"), ("size=4,limit=soon", "'soon'")],
+    [
+        ("limit=2h", "has a size"),
+        ("size=4,colour=red", "'colour=red'"),
+        ("size=4,limit=soon", "'soon'"),
+        ("size=four", "size is 'four', not a whole number"),
+    ],
 )
 def test_what_describes_no_request_is_refused(text: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):

@@ -163,6 +163,8 @@ def asked_for(text: str) -> tuple[Requirements, int]:
             names_given[names[key]] = value
         elif key in numbers and re.fullmatch(r"-?\d{1,18}", value):
             numbers_given[numbers[key]] = int(value)
+        elif key in numbers:
+            raise UsageError(f"--if {text}: {key} is {value!r}, not a whole number", hint=f"As in {key}=4.")
         else:
             known = ", ".join(["limit", *numbers, *names])
             raise UsageError(f"--if {text}: {part!r} says nothing of a partition", hint=f"Known: {known}.")
