@@ -32,7 +32,7 @@ DEFAULT_OPTIONS = "POPTORCH_DEFAULT_OPTIONS"
 """Environment variable: a JSON object of options that every `Options` starts with."""
 
 
-@checks_methods("enableSyntheticData")
+@checks_methods("enableSyntheticData", "extra")
 class Options(OptionGroup):
     """How a model is compiled and run.
 

@@ -99,6 +99,31 @@ def bind(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
     return CallArguments([_prepared(leaf) for leaf in leaves], structure, names)
 
 
+@functools.cache
+def _positional(count: int) -> object:
+    """The description of so many tensors as positional arguments, without keywords."""
+    return flatten(((None,) * count, {}))[1].description
+
+
+def same_again(
+    compiled: CallArguments, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> CallArguments | None:
+    """The arguments of a call like the first one, which need no binding: contiguous tensors of the same shapes and
+    types by position. None if that is not all there is: `bind` and `check_same` then say more.
+    """
+    if kwargs or len(args) != len(compiled.leaves):
+        return None
+    for before, now in zip(compiled.leaves, args, strict=True):
+        plain = type(now) is torch.Tensor and isinstance(before, torch.Tensor)
+        if not plain or now.shape != before.shape or now.dtype != before.dtype:
+            return None
+        if now.requires_grad or now.layout is not torch.strided or not now.is_contiguous():
+            return None
+    if compiled.structure.description != _positional(len(args)):
+        return None
+    return CallArguments(list(args), compiled.structure, compiled.parameters)
+
+
 _warned: set[str] = set()
 
 

@@ -28,7 +28,7 @@ from podrun.poptorch.compile.popart_options import compiles_engine
 from podrun.poptorch.compile.session_optimizers import check_supported, warn_of_subclass
 from podrun.poptorch.errors import ArgumentError, Error, translated
 from podrun.poptorch.executor import watching
-from podrun.poptorch.executor.calls import CallArguments, bind, check_same, mark_returned
+from podrun.poptorch.executor.calls import CallArguments, bind, check_same, mark_returned, same_again
 from podrun.poptorch.executor.compiled_model import CompiledModel
 from podrun.poptorch.executor.devices import uses_ipu_model
 from podrun.poptorch.executor.executor_state import ExecutorState
@@ -181,14 +181,17 @@ class PoplarExecutor(ExecutorState):
                 "Trying to run a model on an offline device (ConnectionType.Never): use model.compile(inputs) instead "
                 "of model(inputs)"
             )
-        arguments = bind(self._model, args, kwargs)
-        if self._compiled is None:
-            self._compile(arguments)
+        known = self._arguments if self._compiled is not None else None
+        arguments = None if known is None else same_again(known, args, kwargs)
+        if arguments is None:
+            arguments = bind(self._model, args, kwargs)
+            if self._compiled is None:
+                self._compile(arguments)
+            if self._arguments is None:
+                raise InternalError("a compiled model has no arguments to compare with")
+            arguments = check_same(self._arguments, arguments)
         if self._compiled is None:
             raise InternalError("a model that was compiled is gone")
-        if self._arguments is None:
-            raise InternalError("a compiled model has no arguments to compare with")
-        arguments = check_same(self._arguments, arguments)
         if self._detached:
             self.attachToDevice()
         self._bring_up_to_date()

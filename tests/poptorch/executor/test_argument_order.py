@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 
 from podrun import poptorch  # noqa: E402
 from podrun.poptorch.data.data_feeder import WrongElement, _rebatched, flattened  # noqa: E402
-from podrun.poptorch.executor.calls import bind, check_same  # noqa: E402
+from podrun.poptorch.executor.calls import bind, check_same, same_again  # noqa: E402
 
 Pair = collections.namedtuple("Pair", ["first", "second"])
 
@@ -147,3 +147,45 @@ def test_elements_of_a_loader_take_the_first_ones_order_of_keys() -> None:
         flattened({"a": a, "c": b}, layout)
     joined = list(_rebatched(iter([{"a": a, "b": b}, {"b": b, "a": a}]), 6, drop_last=False))
     torch.testing.assert_close(joined, [{"a": torch.zeros(6), "b": torch.ones(6)}])
+
+
+class FirstOfTwo(torch.nn.Module):
+    def forward(self, first: torch.Tensor, second: torch.Tensor | None = None) -> torch.Tensor:
+        return first
+
+
+def test_a_call_like_the_first_one_is_bound_without_its_signature() -> None:
+    x, y = torch.ones(2, 3), torch.ones(4)
+    first = bind(FirstOfTwo(), (x, y), {})
+    again = same_again(first, (x + 1, y), {})
+    bound = check_same(first, bind(FirstOfTwo(), (x + 1, y), {}))
+    assert again is not None
+    assert (again.names, again.structure) == (bound.names, bound.structure)
+    assert again.tensors[1] is y
+    assert torch.equal(again.tensors[0], x + 1)
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs"),
+    [
+        ((torch.ones(2, 3),), {}),
+        ((torch.ones(2, 3),), {"second": torch.ones(4)}),
+        ((torch.ones(3, 2), torch.ones(4)), {}),
+        ((torch.ones(2, 3, dtype=torch.int32), torch.ones(4)), {}),
+        ((torch.ones(3, 2).T, torch.ones(4)), {}),
+        ((torch.ones(2, 3, requires_grad=True), torch.ones(4)), {}),
+        ((torch.nn.Parameter(torch.ones(2, 3)), torch.ones(4)), {}),
+        ((torch.ones(2, 3), None), {}),
+        ((torch.ones(2, 3), torch.ones(4), torch.ones(4)), {}),
+        (((torch.ones(2, 3), torch.ones(4)),), {}),
+    ],
+)
+def test_any_other_call_is_bound_and_compared_as_a_whole(args: Any, kwargs: Any) -> None:
+    assert same_again(bind(FirstOfTwo(), (torch.ones(2, 3), torch.ones(4)), {}), args, kwargs) is None
+
+
+def test_tensors_of_a_nested_argument_are_no_arguments_by_position() -> None:
+    x, y = torch.ones(2, 3), torch.ones(4)
+    nested = bind(FirstOfTwo(), ((x, y),), {})
+    assert len(nested.leaves) == 2
+    assert same_again(nested, (x, y), {}) is None
