@@ -281,6 +281,35 @@ def test_a_wrong_number_is_an_error() -> None:
         native.compute(numbers, (x[:1].copy(), w), np.empty_like(x))
 
 
+@known
+@pytest.mark.system
+def test_nothing_is_computed_before_the_library_is_loaded() -> None:
+    """In a process of its own, since a library stays loaded."""
+    script = """
+import importlib
+import numpy as np
+native = importlib.import_module("podrun.device.xla._onednn")
+x, w = np.ones((2, 8, 8, 16), np.float32), np.ones((16, 16, 3, 3), np.float32)
+numbers = NUMBERS
+for call, arguments in (
+    (native.prepare, (numbers,)),
+    (native.compute, (numbers, (x, w), np.empty_like(x))),
+    (native.pack, (numbers, w, np.empty_like(w))),
+    (native.network, (np.zeros(8, np.int64), (), ())),
+    (native.multiply, ([0, 0, 16, 16, 9, 0, 0, 1], (w[0].copy(), w[0].copy()), np.ones((16, 16), "f"))),
+):
+    try:
+        call(*arguments)
+    except RuntimeError as error:
+        print(error)
+"""
+    call = ConvolutionCall(Kind.FORWARD, (2, 8, 8, 16), (2, 8, 8, 16), (3, 3), (1, 1), (1, 1), (1, 1), 1)
+    numbers = call.numbers((2304, 144, 9, 3, 1), (False,) * 3, 1)
+    command = [sys.executable, "-c", script.replace("NUMBERS", repr([int(n) for n in numbers]))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.stdout.splitlines() == ["no library is loaded yet: call load with its path first"] * 5, done
+
+
 def test_a_library_that_computes_wrong_is_refused() -> None:
     def wrong(numbers: list[int], operands: Any, result: Any) -> None:
         result[...] = 0

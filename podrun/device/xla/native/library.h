@@ -80,7 +80,7 @@ typedef struct {
 #undef DECLARE
 
 extern Library onednn;
-extern Engine engine; /* its one CPU engine */
+extern Engine engine; /* its one CPU engine; NULL until the library is loaded */
 
 /* Load a shared library; NULL, or what is wrong. Once in a process. */
 const char *library_load(const char *path);

@@ -127,7 +127,7 @@ decode_python(PyObject *from, Convolution *c, Manner *manner)
         PyErr_SetString(PyExc_ValueError, "these numbers describe no convolution");
         return -1;
     }
-    return 0;
+    return is_loaded() ? 0 : -1;
 }
 
 /* Around a fork: networks hold plans, so theirs is the first lock. */
@@ -275,7 +275,7 @@ network(PyObject *module, PyObject *args)
     float **buffers = NULL;
     Py_ssize_t held = 0;
     const char *error = "these numbers describe no network";
-    if (!PyArg_ParseTuple(args, "y*O!O!", &numbers, &PyTuple_Type, &operands, &PyTuple_Type, &results))
+    if (!is_loaded() || !PyArg_ParseTuple(args, "y*O!O!", &numbers, &PyTuple_Type, &operands, &PyTuple_Type, &results))
         return NULL;
     Network *taken = network_take(numbers.buf, (size_t)numbers.len / sizeof(int64_t), &error);
     const size_t first = taken ? network_operands(taken) : 0, all = taken ? first + network_results(taken) : 0;

@@ -88,6 +88,8 @@ multiply(PyObject *module, PyObject *args)
         return NULL;
     if (decode_product(numbers, (size_t)told, &p, &parts))
         return PyErr_Format(PyExc_ValueError, "these numbers describe no product");
+    if (!is_loaded())
+        return NULL;
     const int count = sizes_of_product(&p, sizes);
     const char *error = "another number of operands, or of their elements, than the numbers say";
     int held = hold_floats(given, into, sizes, count, -1, views, operands, &fits);

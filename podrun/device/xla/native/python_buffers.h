@@ -5,6 +5,17 @@
 
 #include <stdint.h>
 
+#include "library.h"
+
+/* Whether there is a library to compute with; 0 with an exception. */
+static inline int
+is_loaded(void)
+{
+    if (!engine)
+        PyErr_SetString(PyExc_RuntimeError, "no library is loaded yet: call load with its path first");
+    return engine != NULL;
+}
+
 /* The integers of a sequence, of which `most` have room; gives how many there are, or -1 with an exception. */
 static inline Py_ssize_t
 integers_of(PyObject *from, int64_t *numbers, Py_ssize_t most)
