@@ -383,3 +383,34 @@ def test_automatic_loss_scaling() -> None:
     np.testing.assert_allclose(variable.numpy().astype(float), expected, rtol=2e-3)
     with pytest.raises(ValueError, match="power of two"):
         ALSOptimizer(tf_keras.optimizers.legacy.SGD(), 3)
+
+
+def test_automatic_loss_scaling_of_accumulated_gradients() -> None:
+    """The factor changes with the updates, so the gradients of one have been scaled alike."""
+    import tensorflow as tf
+    import tf_keras
+
+    from podrun.tensorflow.addons.accumulating_wrappers import ALSOptimizer
+    from podrun.tensorflow.addons.capturing import ALSGradientAccumulationOptimizer
+
+    scaling = ALSOptimizer(tf_keras.optimizers.legacy.SGD(0.1), 4, update_frequency=1)
+    optimizer = ALSGradientAccumulationOptimizer(scaling, 2)
+    variable = tf.Variable(np.ones(2, np.float16))
+
+    @tf.function
+    def step(x: tf.Tensor) -> None:
+        with tf.GradientTape() as tape:
+            loss = optimizer.get_scaled_loss(tf.reduce_sum(variable * tf.cast(x, tf.float16)))
+        optimizer.apply_gradients([(tape.gradient(loss, variable), variable)])
+
+    factors, values = [], []
+    for size in (1.0, 2.0, 3.0, 4.0):
+        tf.distribute.get_strategy().run(step, args=[tf.constant(size)])
+        factors.append(float(scaling.loss_scaling_factor.numpy()))
+        values.append(float(variable.numpy()[0]))
+    assert factors == [4, 8, 8, 16]
+    np.testing.assert_allclose(values, [1, 1 - 0.1 * 3, 1 - 0.1 * 3, 1 - 0.1 * 10], atol=2e-3)
+    unscaled = optimizer.get_unscaled_gradients([tf.constant(32.0), None])
+    assert [None if g is None else float(g) for g in unscaled] == [2, None]
+    with pytest.raises(ValueError, match="must only wrap an instance of ALSOptimizer"):
+        ALSGradientAccumulationOptimizer(tf_keras.optimizers.legacy.SGD(0.1), 2)  # type: ignore[arg-type]

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
-from podrun.core.errors import NotFoundError
+from podrun.core.errors import NotFoundError, UsageError
 from podrun.runtime.user_operators import register_user_operator
 
 pytestmark = [
@@ -137,6 +138,70 @@ def test_user_operators_are_functions_of_python(ipu: Any, run: Run) -> None:
     np.testing.assert_allclose(gradient, 6 * X**2)
     with pytest.raises(NotFoundError, match="cannot be loaded"):
         ipu.custom_ops.precompiled_user_op([X], "libother.so")
+
+
+def test_operators_of_the_host_are_those_of_the_device(ipu: Any, run: Run) -> None:
+    """``Build`` stands for the SDK's ``Callback`` where only that is registered."""
+    import tensorflow as tf
+
+    register_user_operator("libshift.so", lambda x, *, by: x + by)
+    register_user_operator("libshift.so", lambda x, *, by: x - by, op_name="Back")
+    outs = {"output_types": [tf.float32], "output_shapes": [X.shape]}
+
+    def shift(x: Any) -> Any:
+        call = partial(
+            ipu.custom_ops.cpu_user_operation, [x], "libshift.so", outs=outs, attributes='{"by": 3}'
+        )
+        return call(), call(op_name="Back")
+
+    forth, back = run(shift, X)
+    np.testing.assert_array_equal(forth, X + 3)
+    np.testing.assert_array_equal(back, X - 3)
+    with pytest.raises(NotFoundError, match="cannot be loaded"):
+        ipu.custom_ops.cpu_user_operation([X], "libnothing.so")
+
+
+def test_a_host_embedding_is_looked_up_and_descends(ipu: Any, run: Run) -> None:
+    import tensorflow as tf
+
+    start = np.arange(12, dtype=np.float32).reshape(6, 2)
+    spec = ipu.embedding_ops.HostEmbeddingOptimizerSpec(0.5)
+    embedding = ipu.embedding_ops.create_host_embedding(
+        "table", [6, 2], tf.float32, optimizer_spec=spec, initializer=tf.constant_initializer(start)
+    )
+
+    def train() -> Any:
+        rows = embedding.lookup(tf.constant([1, 4, 1]))
+        return rows, tf.gradients(tf.reduce_sum(rows**2), rows)
+
+    with embedding.register() as registered:
+        assert registered is embedding
+        rows, _ = run(train)
+    np.testing.assert_array_equal(rows, start[[1, 4, 1]])
+    expected = start.copy()
+    expected[1] -= 0.5 * 2 * 2 * start[1]  # It is looked up twice.
+    expected[4] -= 0.5 * 2 * start[4]
+    np.testing.assert_array_equal(embedding.get_embedding_tensor().numpy(), expected)
+    with tf.Graph().as_default(), pytest.raises(ValueError, match="requires a session"):
+        embedding.register()
+    with pytest.raises(UsageError, match="outside of a program"):
+        embedding.lookup(tf.constant([1]))
+
+
+def test_xla_compile_on_an_ipu_is_a_program(ipu: Any, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    import tensorflow as tf
+
+    from podrun.tensorflow.sdk import ipu_compiler
+
+    compiled: list[Any] = []
+    own = ipu_compiler.compile
+    monkeypatch.setattr(ipu_compiler, "compile", lambda *a: compiled.append(a) or own(*a))
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        x = tf.compat.v1.placeholder(tf.float32, X.shape)
+        with ipu.scopes.ipu_scope("/device:IPU:0"):
+            (result,) = tf.xla.experimental.compile(lambda v: v * v + 1.0, [x])
+        np.testing.assert_array_equal(session.run(result, {x: X}), X * X + 1)
+    assert len(compiled) == 1
 
 
 def test_gradients_are_captured_on_their_way(ipu: Any, run: Run) -> None:
