@@ -300,6 +300,30 @@ def test_assignments_of_graphs_are_checked(one_ipu: None) -> None:
         model.set_pipeline_stage_assignment(entries)
 
 
+def test_calls_are_listed_by_depth(one_ipu: None) -> None:
+    from tensorflow import keras
+
+    def branches(inputs: object) -> list[object]:
+        first, second = (dense(keras.layers.Flatten()(i)) for dense, i in zip(denses, inputs, strict=True))
+        return [shared(first), shared(second)]
+
+    class Branches(keras.Model):
+        def call(self, inputs: object) -> object:
+            return branches(inputs)
+
+    denses, shared = [keras.layers.Dense(2), keras.layers.Dense(2)], keras.layers.Dense(3)
+    inputs = [keras.Input(2), keras.Input(2)]
+    entries = keras.Model(inputs, branches(inputs)).get_pipeline_stage_assignment()
+    # Keras runs a graph by depth; the SDK's own test has the first call of the shared layer as the last entry.
+    kinds = ["Flatten", "Flatten", "Dense", "Dense", "Dense", "Dense"]
+    assert [type(e.layer).__name__ for e in entries] == kinds
+    assert {entries[2].layer, entries[3].layer} == set(denses)
+    assert [(e.layer, e.node_index) for e in entries[4:]] == [(shared, 1), (shared, 0)]
+    subclass = Branches()
+    subclass.build([(1, 2), (1, 2)])
+    assert [type(e.layer).__name__ for e in subclass.get_pipeline_stage_assignment()] == kinds
+
+
 def test_a_subclass_must_be_built(one_ipu: None) -> None:
     from tensorflow import keras
 
@@ -307,7 +331,10 @@ def test_a_subclass_must_be_built(one_ipu: None) -> None:
         def call(self, inputs: object) -> object:
             return inputs
 
-    with pytest.raises(RuntimeError, match="has not been built"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"Cannot get pipeline stage assignments for model `.*` which has not been built yet",
+    ):
         Bare().get_pipeline_stage_assignment()
 
 

@@ -274,7 +274,7 @@ def test_metrics_start_again_on_all_replicas(two_replicas: None) -> None:
         assert model.evaluate(x, labels, batch_size=2, verbose=0)[1] == 1.0
 
 
-def test_custom_steps_are_honoured_with_accumulation(one_ipu: None) -> None:
+def test_custom_steps_are_honoured_without_accumulation(one_ipu: None) -> None:
     import tensorflow as tf
     from tensorflow import keras
 
@@ -294,12 +294,16 @@ def test_custom_steps_are_honoured_with_accumulation(one_ipu: None) -> None:
     model = Own(inputs, keras.layers.Dense(1, use_bias=False)(inputs))
     model.set_weights([WEIGHTS])
     model.compile(keras.optimizers.SGD(0.1), steps_per_execution=4)
-    model.set_gradient_accumulation_options(2)
     history = model.fit(POINTS, TARGETS, batch_size=4, shuffle=False, verbose=0)
-    close(model, trained(4, sum, 2))
+    close(model, trained(4, sum, 1))
     assert list(history.history) == ["own"]
     shifted = model.predict(POINTS, batch_size=4, verbose=0)
     np.testing.assert_allclose(shifted, POINTS @ model.get_weights()[0] + 1, rtol=1e-5)
+    model.set_gradient_accumulation_options(2)
+    with pytest.raises(
+        RuntimeError, match=r"The function `train_step` .* with gradient accumulation enabled"
+    ):
+        model.fit(POINTS, TARGETS, batch_size=4, verbose=0)
 
 
 def test_overridden_functions_are_refused(one_ipu: None) -> None:

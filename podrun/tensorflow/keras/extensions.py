@@ -157,6 +157,13 @@ def _check_overrides(model: Model, kind: str) -> None:
     if type(model).call is importlib.import_module("tf_keras.src.engine.training").Model.call:
         raise RuntimeError(f"The function `call` for the model {model.name} has not been implemented.")
     if not may_be_pipelined(model):
+        steps = options_of(model).accumulation_steps if kind == "train" else None
+        if steps is not None and steps > 1 and _overrides(model, "train_step"):
+            raise RuntimeError(
+                f"The function `train_step` for the model {model.name} has been overridden. This is not supported for "
+                "Keras models with gradient accumulation enabled: accumulate in a loop of your own, with "
+                "`keras.ipu.optimizers.GradientAccumulationOptimizer`, or set no gradient accumulation options."
+            )
         return
     if _overrides(model, f"{kind}_step"):
         raise RuntimeError(

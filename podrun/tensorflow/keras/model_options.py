@@ -42,6 +42,19 @@ _ACCUMULATION_ARGUMENTS = {
 }  # fmt: skip
 
 
+_NOT_ACCUMULATION_ARGUMENTS = {
+    "opt": (
+        "This is not supported as the optimizer which the model has been compiled with is automatically wrapped."
+    ),
+    "num_mini_batches": (
+        "Set the `gradient_accumulation_steps_per_replica` argument to `set_gradient_accumulation_options` instead."
+    ),
+    "experimental_normalize_gradients": (
+        "This argument has now been removed, use `gradient_accumulation_reduction_method` instead."
+    ),
+}
+
+
 class ReplicatedMetricReductionMethod(Enum):
     """How metrics of replicas become one value: the last replica's, a list of all, their sum or their mean."""
 
@@ -155,12 +168,9 @@ class ModelExtension:
         **gradient_accumulation_optimizer_kwargs: object,
     ) -> None:
         """Make one weight update for so many steps of a replica, with the sum or mean of their gradients."""
-        for name in ("opt", "num_mini_batches", "experimental_normalize_gradients"):
+        for name, advice in _NOT_ACCUMULATION_ARGUMENTS.items():
             if name in gradient_accumulation_optimizer_kwargs:
-                raise ValueError(
-                    f"Found `{name}` key in `gradient_accumulation_optimizer_kwargs`. Use the arguments of "
-                    "`set_gradient_accumulation_options` instead."
-                )
+                raise ValueError(f"Found `{name}` key in `gradient_accumulation_optimizer_kwargs`. {advice}")
         unknown = sorted(gradient_accumulation_optimizer_kwargs.keys() - _ACCUMULATION_ARGUMENTS)
         if unknown:
             raise TypeError(

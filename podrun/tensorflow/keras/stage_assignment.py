@@ -8,7 +8,7 @@ without inputs; sequential models have one for each layer. Entries come from the
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import tensorflow as tf
@@ -53,37 +53,47 @@ def is_model(layer: Layer) -> bool:
 def calls_of(model: Model) -> list[Node]:
     """The calls of layers in the order of execution, without inputs. RuntimeError for a subclass that is not built."""
     if is_functional(model):
-        return _ordered(model.outputs)
+        return _in_order(model.inputs, model._nodes_by_depth)
     nodes: list[Node] | None = model.__dict__.get(_NODES)
     if nodes is None:
-        nodes = _ordered(_symbolic_outputs(model))
+        inputs = _symbolic_inputs(model)
+        mapped = importlib.import_module("tf_keras.src.engine.functional")._map_graph_network
+        flat = tf.nest.flatten(inputs)
+        nodes = _in_order(flat, mapped(flat, tf.nest.flatten(model.call(inputs)))[1])
         object.__setattr__(model, _NODES, nodes)
     return nodes
 
 
-def _ordered(outputs: object) -> list[Node]:
-    ordered = importlib.import_module("tf_keras.src.engine.functional")._build_map(outputs)[0]
-    return [node for node in ordered if not node.is_input]
+def _in_order(inputs: Sequence[object], by_depth: Mapping[int, Sequence[Node]]) -> list[Node]:
+    """The calls from the deepest to the last ones, as Keras makes them: a call behind another has a smaller depth."""
+    known = {str(id(tensor)) for tensor in inputs}
+    nodes: list[Node] = []
+    for depth in sorted(by_depth, reverse=True):
+        for node in by_depth[depth]:
+            if not node.is_input and known.issuperset(node.flat_input_ids):
+                nodes.append(node)
+                known.update(node.flat_output_ids)
+    return nodes
 
 
-def _symbolic_outputs(model: Model) -> object:
-    """What a subclass of ``Model`` gives for symbolic inputs of the shapes with which it was built."""
+def _symbolic_inputs(model: Model) -> object:
+    """Symbolic inputs of the shapes with which a subclass of ``Model`` was built."""
     keras = importlib.import_module("tf_keras")
     specs = model._saved_model_inputs_spec
     shape = getattr(model, "_build_input_shape", None)
     if specs is None and shape is None:
         raise RuntimeError(
-            f"The model {model.name} has not been built, so that its layers are not known: call `build` with the "
-            "shape of its inputs first."
+            f"Cannot get pipeline stage assignments for model `{model.name}` which has not been built yet, so that its "
+            "layers are not known: call `build` with the shape of its inputs first."
         )
     if specs is None:
         shapes = shape if isinstance(shape, list) else [shape]
         specs = [tf.TensorSpec(s, model.compute_dtype) for s in shapes]
         specs = specs if isinstance(shape, list) else specs[0]
-    inputs = tf.nest.map_structure(
+    symbols: object = tf.nest.map_structure(
         lambda s: keras.Input(shape=s.shape[1:], batch_size=s.shape[0], dtype=s.dtype), specs
     )
-    return model.call(inputs)
+    return symbols
 
 
 def node_index(node: Node) -> int:
