@@ -166,3 +166,57 @@ def test_the_tile_model_reports_stages_on_their_ipus(
     assert profile.accumulation_factor == 8
     assert {stage.ipu for stage in profile.stages} == {0, 1}
     assert len(profile.ipu_memory) == 2
+
+
+def _accumulated(ipu: Any, folder: Path, **options: Any) -> tuple[np.ndarray, Any]:
+    """The losses and the memory of IPU 0, of two replicas that train a weight of 64 x 64 with Adam."""
+    import tensorflow.compat.v1 as tf
+
+    with tf.Graph().as_default():
+        config = ipu.config.IPUConfig()
+        config.auto_select_ipus = 2
+        config.compilation_poplar_options = {"autoReport.all": "true", "autoReport.directory": str(folder)}
+        config.configure_ipu_system()
+        data = tf.data.Dataset.from_tensors(np.ones([8, 64], np.float32)).repeat()
+        infeed, outfeed = ipu.ipu_infeed_queue.IPUInfeedQueue(data), ipu.ipu_outfeed_queue.IPUOutfeedQueue()
+
+        def body(x: Any) -> Any:
+            weight = tf.get_variable("w", initializer=np.ones([64, 64], np.float32), use_resource=True)
+            loss = tf.reduce_mean(tf.square(x @ weight))
+            kind = ipu.optimizers.CrossReplicaGradientAccumulationOptimizerV2
+            return outfeed.enqueue(loss), kind(tf.train.AdamOptimizer(0.1), 4, **options).minimize(loss)
+
+        with ipu.scopes.ipu_scope("/device:IPU:0"):
+            run = ipu.ipu_compiler.compile(lambda: ipu.loops.repeat(8, body, [], infeed))
+        dequeued = outfeed.dequeue()
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            session.run(infeed.initializer)
+            session.run(run)
+            losses = session.run(dequeued)
+    (report,) = folder.iterdir()
+    return losses, profile_in_file(report / "profile.json").ipu_memory[0].memory
+
+
+def test_state_of_an_optimizer_leaves_the_tiles(ipu: Any, tmp_path: Path) -> None:
+    """Adam's slots are two copies of the weight: on the tiles, in streaming memory, or half of them there on each of
+    two replicas, which then update half of the weight.
+    """
+    slots = 2 * 64 * 64 * 4
+    plain, whole = _accumulated(ipu, tmp_path / "plain")
+    offloaded, streamed = _accumulated(ipu, tmp_path / "offloaded", offload_weight_update_variables=True)
+    sharded, parts = _accumulated(ipu, tmp_path / "sharded", replicated_optimizer_state_sharding=True)
+    np.testing.assert_array_equal(plain, offloaded)
+    np.testing.assert_array_equal(plain, sharded)
+    assert whole.always_live_bytes - streamed.always_live_bytes == slots
+    assert whole.always_live_bytes - parts.always_live_bytes == slots
+    assert (streamed.over_time_bytes[-1], parts.over_time_bytes[-1]) == (slots, slots // 2)
+
+
+def test_sharded_state_must_be_offloaded(ipu: Any) -> None:
+    import tensorflow.compat.v1 as tf
+
+    with pytest.raises(ValueError, match="optimizer state must be offloaded"):
+        ipu.optimizers.GradientAccumulationOptimizerV2(
+            tf.train.AdamOptimizer(0.1), 4, False, replicated_optimizer_state_sharding=True
+        )

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import tensorflow as tf
 
-from podrun.compiler.program import PipelineOrder
+from podrun.compiler.program import Locations, PipelineOrder
 from podrun.runtime.graph import Place
 
 
@@ -29,6 +29,36 @@ class OperationGraph(Protocol):
 
     def get_operations(self) -> Sequence[tf.Operation]:
         """The operations, in the order in which they were made."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateStorage:
+    """What a program keeps in streaming memory, and what it cuts into a part for each replica: names of fields of
+    `Locations`. ``least``: the bytes of the smallest tensors for which that is done.
+    """
+
+    offloaded: frozenset[str] = frozenset()
+    sharded: frozenset[str] = frozenset()
+    least: int = 128
+
+    def locations(self, replicas: int) -> Locations:
+        """Where variables are on so many replicas."""
+        whole, least = Locations(), max(1, self.least // 4)
+        chosen = whole
+        for kind in sorted(self.offloaded | self.sharded):
+            place = replace(
+                getattr(whole, kind),
+                off_chip=kind in self.offloaded,
+                shards=replicas if kind in self.sharded else 1,
+                min_off_chip=least,
+                min_sharded=least,
+            )
+            chosen = replace(chosen, **{kind: place})
+        return chosen
+
+
+KEPT_WHOLE = StateStorage()
+"""All on the chip, on each replica."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +74,7 @@ class PipelineShape:
     io_tiles: int = 0
     wrong: str = ""
     """Why the pipeline cannot run, which a program is told when it runs."""
+    storage: StateStorage = KEPT_WHOLE
 
 
 @dataclass(frozen=True, slots=True)

@@ -323,6 +323,7 @@ def _settings(step: ModelledStep, settings: RunSettings, *, training: bool) -> R
         order = PipelineOrder.GROUPED
     return replace(
         run,
+        locations=shape.storage.locations(settings.replicas) if training else run.locations,
         accumulates=training and shape.micro_batches > 1,
         accumulation=shape.micro_batches if training else 1,
         pipelined=bool(step.places),

@@ -44,7 +44,12 @@ from podrun.tensorflow.keras.stage_tracing import (
 )
 from podrun.tensorflow.sdk.carried_state import GradientCaptureContext
 from podrun.tensorflow.sdk.gradient_accumulation import Accumulation
-from podrun.tensorflow.sdk.pipeline_rules import RecomputationMode, checked_pipeline, shape_of_pipeline
+from podrun.tensorflow.sdk.pipeline_rules import (
+    RecomputationMode,
+    checked_pipeline,
+    shape_of_pipeline,
+    storage_of,
+)
 
 if TYPE_CHECKING:
     from tf_keras import Model
@@ -269,6 +274,7 @@ class ModelProgram:
                 schedule,
                 training=training,
                 recomputation_mode=mode if isinstance(mode, RecomputationMode) else None,
+                storage=storage_of(arguments),
             )
             shape_pipeline(graph, shape)
 

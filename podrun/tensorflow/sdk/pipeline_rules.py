@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from podrun.runtime.settings import PipelineSchedule
-from podrun.tensorflow.capture.places import PipelineShape
+from podrun.tensorflow.capture.places import KEPT_WHOLE, PipelineShape, StateStorage
 from podrun.tensorflow.execution.device_table import DEVICES
 from podrun.tensorflow.sdk.gradient_accumulation import GradientAccumulationReductionMethod
 from podrun.tensorflow.sdk.ipu_outfeed_queue import IPUOutfeedMode, IPUOutfeedQueue
@@ -132,6 +132,26 @@ def wrong_count(count: int, mapping: list[int], schedule: PipelineSchedule, trai
     )
 
 
+def storage_of(options: Mapping[str, object]) -> StateStorage:
+    """Where a program keeps what, as the options of a pipeline or of an accumulating optimizer say. Sharded state is
+    offloaded, as in the SDK; what they leave open (None) stays on the chip.
+    """
+    config = DEVICES.config
+    sharded = {kind for name, kind in _SHARDED.items() if options.get(name)}
+    offloaded = {kind for name, kind in _OFFLOADED.items() if options.get(name)}
+    least = 128 if config is None else int(config.optimizations.minimum_remote_tensor_size)
+    return StateStorage(frozenset(offloaded | sharded), frozenset(sharded), least)
+
+
+_OFFLOADED = {
+    "offload_weight_update_variables": "optimizer_state",
+    "offload_gradient_accumulation_buffers": "accumulators",
+    "offload_activations": "activations",
+    "offload_weights": "weights",
+}
+_SHARDED = {"replicated_optimizer_state_sharding": "optimizer_state", "replicated_weight_sharding": "weights"}
+
+
 def shape_of_pipeline(
     count: int,
     mapping: Sequence[Any],
@@ -139,6 +159,7 @@ def shape_of_pipeline(
     *,
     training: bool,
     recomputation_mode: RecomputationMode | None = None,
+    storage: StateStorage = KEPT_WHOLE,
 ) -> PipelineShape:
     """The shape of a pipeline of ``count`` mini-batches to an update, whose stages lie on the IPUs of ``mapping``. What
     is wrong with the count stands in it, and is raised when the program runs.
@@ -152,6 +173,7 @@ def shape_of_pipeline(
         recomputation_mode is not None or DEVICES.recomputes,
         config.io_tiles.num_io_tiles if config is not None else 0,
         wrong_count(count, flat, schedule, training),
+        storage,
     )
 
 

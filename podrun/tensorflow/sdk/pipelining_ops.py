@@ -42,6 +42,7 @@ from podrun.tensorflow.sdk.pipeline_rules import (
     known_count,
     least_count,
     shape_of_pipeline,
+    storage_of,
 )
 
 _version_2 = symbol("tf2.enabled")
@@ -135,6 +136,7 @@ def run_pipeline(
         schedule,
         training=training,
         recomputation_mode=options.get("recomputation_mode"),
+        storage=storage_of(options),
     )
     options["sums_captured"] = gradient_accumulation_for_captured_grads
     summed = outfeed_queue if options.get("accumulate_outfeed") else None

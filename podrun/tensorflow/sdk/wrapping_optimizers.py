@@ -16,6 +16,7 @@ from podrun.tensorflow.sdk.gradient_accumulation import (
     GradientAccumulationReductionMethod,
     GradientPairs,
 )
+from podrun.tensorflow.sdk.pipeline_rules import storage_of
 
 _Optimizer: Any = tf.compat.v1.train.Optimizer
 SUM = GradientAccumulationReductionMethod.SUM
@@ -98,7 +99,15 @@ class GradientAccumulationOptimizerV2(IpuOptimizer):
         super().__init__(opt, name)
         if num_mini_batches < 1:
             raise ValueError("num_mini_batches must be a positive number.")
+        if replicated_optimizer_state_sharding and offload_weight_update_variables is False:
+            raise ValueError(
+                "Replicated optimizer state must be offloaded: optimizer state must be offloaded."
+            )
         self._accumulation = Accumulation(num_mini_batches, reduction_method, dtype)
+        self._storage = {
+            "offload_weight_update_variables": offload_weight_update_variables,
+            "replicated_optimizer_state_sharding": replicated_optimizer_state_sharding,
+        }
 
     def apply_gradients(
         self, grads_and_vars: GradientPairs, global_step: tf.Variable | None = None, name: str | None = None
@@ -111,7 +120,10 @@ class GradientAccumulationOptimizerV2(IpuOptimizer):
             )
         program.accumulation = self._accumulation.count
         if pipeline_of(program) is None:
-            shape_pipeline(program, PipelineShape(self._accumulation.count, None, (0,)))
+            shape_pipeline(
+                program,
+                PipelineShape(self._accumulation.count, None, (0,), storage=storage_of(self._storage)),
+            )
 
         def update(pairs: GradientPairs) -> tf.Operation:
             return self._opt.apply_gradients(pairs, global_step, name)
