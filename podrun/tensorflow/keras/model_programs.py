@@ -48,7 +48,7 @@ from podrun.tensorflow.sdk.pipeline_rules import (
     RecomputationMode,
     checked_pipeline,
     shape_of_pipeline,
-    storage_of,
+    state_storage,
 )
 
 if TYPE_CHECKING:
@@ -274,7 +274,7 @@ class ModelProgram:
                 schedule,
                 training=training,
                 recomputation_mode=mode if isinstance(mode, RecomputationMode) else None,
-                storage=storage_of(arguments),
+                storage=state_storage(arguments),
             )
             shape_pipeline(graph, shape)
 

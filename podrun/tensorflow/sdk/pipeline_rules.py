@@ -132,7 +132,7 @@ def wrong_count(count: int, mapping: list[int], schedule: PipelineSchedule, trai
     )
 
 
-def storage_of(options: Mapping[str, object]) -> StateStorage:
+def state_storage(options: Mapping[str, object]) -> StateStorage:
     """Where a program keeps what, as the options of a pipeline or of an accumulating optimizer say. Sharded state is
     offloaded, as in the SDK; what they leave open (None) stays on the chip.
     """

@@ -42,7 +42,7 @@ from podrun.tensorflow.sdk.pipeline_rules import (
     known_count,
     least_count,
     shape_of_pipeline,
-    storage_of,
+    state_storage,
 )
 
 _version_2 = symbol("tf2.enabled")
@@ -118,9 +118,7 @@ def run_pipeline(
     name: str | None = None,
     **options: Any,
 ) -> tf.Operation:
-    """Run the stages for ``repeat_count`` weight updates of ``gradient_accumulation_count`` mini-batches each. Returns
-    an operation.
-    """
+    """Run ``repeat_count`` updates of ``gradient_accumulation_count`` mini-batches each. Returns an operation."""
     training = optimizer_function is not None
     count = known_count(options.pop("pipeline_depth", gradient_accumulation_count))
     mapping, schedule = checked_pipeline(
@@ -136,7 +134,7 @@ def run_pipeline(
         schedule,
         training=training,
         recomputation_mode=options.get("recomputation_mode"),
-        storage=storage_of(options),
+        storage=state_storage(options),
     )
     options["sums_captured"] = gradient_accumulation_for_captured_grads
     summed = outfeed_queue if options.get("accumulate_outfeed") else None

@@ -16,7 +16,7 @@ from podrun.tensorflow.sdk.gradient_accumulation import (
     GradientAccumulationReductionMethod,
     GradientPairs,
 )
-from podrun.tensorflow.sdk.pipeline_rules import storage_of
+from podrun.tensorflow.sdk.pipeline_rules import state_storage
 
 _Optimizer: Any = tf.compat.v1.train.Optimizer
 SUM = GradientAccumulationReductionMethod.SUM
@@ -122,7 +122,7 @@ class GradientAccumulationOptimizerV2(IpuOptimizer):
         if pipeline_of(program) is None:
             shape_pipeline(
                 program,
-                PipelineShape(self._accumulation.count, None, (0,), storage=storage_of(self._storage)),
+                PipelineShape(self._accumulation.count, None, (0,), storage=state_storage(self._storage)),
             )
 
         def update(pairs: GradientPairs) -> tf.Operation:
