@@ -128,12 +128,17 @@ class SdkFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             if name.endswith(".test_utils"):
                 return _joined(name, "test_utils")
             module = types.ModuleType(name)
+            if name.endswith(".trace_pb2"):
+                module.__dict__["IpuTraceEvent"] = importlib.import_module(_SDK + "cases_of_tests").EventKind
             if name.endswith(("gen_ipu_ops", "gen_poputil_ops")):
                 source = importlib.import_module(_SDK + "replica_ops")
                 state = importlib.import_module(_SDK + "carried_state")
                 module.__dict__.update(
                     ipu_replication_normalise=source.ipu_replication_normalise,
                     ipu_stateful_gradient_accumulate=state.ipu_stateful_gradient_accumulate,
+                    ipu_clear_all_xla_compilation_caches=importlib.import_module(
+                        _SDK + "cases_of_tests"
+                    ).clear_compiled_programs,
                     ipu_event_trace=importlib.import_module(_SDK + "dataset_benchmark").event_trace,
                 )
             return module

@@ -266,3 +266,26 @@ def test_tests_check_reports_of_what_they_place(ipu: Any) -> None:
         with pytest.raises(AssertionError):
             wrong()
     Program(ipu, 1)
+
+
+def test_cleared_caches_let_programs_be_compiled_again(ipu: Any) -> None:
+    import tensorflow.compat.v1 as tf
+
+    operations = importlib.import_module("tensorflow.compiler.plugin.poplar.ops.gen_ipu_ops")
+    events = importlib.import_module("tensorflow.compiler.plugin.poplar.driver.trace_pb2").IpuTraceEvent
+    assert events.COMPILE_END == 1
+    helper, config = ipu.test_utils.ReportHelper(), ipu.config.IPUConfig()
+    helper.set_autoreport_options(config)
+    config.configure_ipu_system()
+    with tf.Graph().as_default(), tf.Session() as session:
+        with ipu.scopes.ipu_scope("/device:IPU:0"):
+            count = tf.get_variable("count", initializer=0.0)
+            (after,) = ipu.ipu_compiler.compile(lambda: tf.assign_add(count, 1.0))
+        clear = operations.ipu_clear_all_xla_compilation_caches()
+        session.run(tf.global_variables_initializer())
+        assert [float(session.run(after)) for _ in range(2)] == [1.0, 2.0]
+        helper.assert_num_reports(1)
+        session.run(clear)
+        assert session.run(after) == 3.0
+    helper.assert_num_reports(2)
+    Program(ipu, 1)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 from collections.abc import Iterator, Sequence
+from enum import IntEnum
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
 import tensorflow as tf
 
 from podrun.private_apis.tensorflow import private_module
+from podrun.tensorflow.execution.device_table import DEVICES
 
 if TYPE_CHECKING:
 
@@ -140,3 +143,26 @@ def add_checks_of_reports() -> None:
     for name, check in vars(ReportChecks).items():
         if name.startswith("assert"):
             setattr(case, name, check)
+
+
+def clear_compiled_programs() -> tf.Operation:
+    """An operation after which programs are compiled again when they run next."""
+
+    def clear() -> np.int32:
+        with DEVICES.turns:
+            DEVICES.compiled.clear()
+            DEVICES.generation += 1
+        return np.int32(0)
+
+    return tf.group(tf.numpy_function(clear, [], tf.int32, stateful=True))
+
+
+class EventKind(IntEnum):
+    """Kinds of events of a trace, of which podrun has none: reports say what is compiled."""
+
+    COMPILE_BEGIN = 0
+    COMPILE_END = 1
+    HOST_TO_DEVICE_TRANSFER = 2
+    DEVICE_TO_HOST_TRANSFER = 3
+    LOAD_ENGINE = 4
+    EXECUTE = 5
