@@ -7,6 +7,9 @@
 * ``step_vs_plain_jax``: how many times longer podrun's step takes, from `run` to its result on the host, inputs and
   losses included. Steps are taken in short blocks, one of podrun's and one of plain JAX's in turn, so that both see
   the same host; the figure is the median over pairs of blocks.
+* ``limit_ms``, ``step_vs_limit``, ``limit_vs_plain_jax``: the arithmetic of podrun's step by bare calls of the library
+  in as many processes (`bare_step`), in the same turns; how many times longer podrun's step takes than it, and how many
+  times longer it takes than plain JAX's.
 * ``host_cost_ms``: what a run takes beyond the slowest machine's own time.
 * ``torchrun_vs_step``: how many times longer a step of ``torchrun`` with 16 gloo processes takes, where torch is
 there.
@@ -27,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import mlp
+from bare_step import bare_steps
 from machines import machines
 from short_mode import add_short
 
@@ -58,7 +62,8 @@ def main() -> None:
 
 def measure(blocks: int) -> dict[str, float]:
     """podrun's step and plain JAX's, block by block."""
-    with machines(MACHINES) as pod:
+    samples = REPLICAS // MACHINES * mlp.BATCH
+    with machines(MACHINES) as pod, bare_steps(MACHINES, samples, STEPS) as bare:
         connection = pod.attach()
         connection.load(mlp.executable(REPLICAS))
         connection.write_variables(mlp.weights())
@@ -76,14 +81,18 @@ def measure(blocks: int) -> dict[str, float]:
             raise SystemExit(f"podrun and plain JAX do not compute the same loss: {first}")
         for step in (podrun_step, plain_step):
             block(step, WARM_UP)
+        bare()
         costs.clear()
-        pairs = [(block(podrun_step), block(plain_step)) for _ in range(blocks)]
+        pairs = [(block(podrun_step), block(plain_step), bare()) for _ in range(blocks)]
         connection.close()
     return {
-        "step_ms": statistics.median(ours for ours, _ in pairs) * 1e3,
-        "plain_jax_ms": statistics.median(plain for _, plain in pairs) * 1e3,
-        "step_vs_plain_jax": statistics.median(ours / plain for ours, plain in pairs),
-        "step_vs_plain_jax_best": min(ours for ours, _ in pairs) / min(plain for _, plain in pairs),
+        "step_ms": statistics.median(ours for ours, _, _ in pairs) * 1e3,
+        "plain_jax_ms": statistics.median(plain for _, plain, _ in pairs) * 1e3,
+        "step_vs_plain_jax": statistics.median(ours / plain for ours, plain, _ in pairs),
+        "step_vs_plain_jax_best": min(ours for ours, _, _ in pairs) / min(plain for _, plain, _ in pairs),
+        "limit_ms": statistics.median(limit for _, _, limit in pairs) * 1e3,
+        "step_vs_limit": statistics.median(ours / limit for ours, _, limit in pairs),
+        "limit_vs_plain_jax": statistics.median(limit / plain for _, plain, limit in pairs),
         "host_cost_ms": statistics.median(costs) * 1e3,
     }
 
