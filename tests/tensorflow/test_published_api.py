@@ -289,3 +289,22 @@ def test_cleared_caches_let_programs_be_compiled_again(ipu: Any) -> None:
         assert session.run(after) == 3.0
     helper.assert_num_reports(2)
     Program(ipu, 1)
+
+
+def test_loss_scaling_shows_its_state(ipu: Any) -> None:
+    from tf_keras.optimizers.legacy import SGD
+
+    from podrun.tensorflow.addons.accumulating_wrappers import ALSOptimizer
+
+    optimizer = ALSOptimizer(SGD(0.1), initial_loss_scaling_factor=16, increase_factor=4)
+    optimizer.histogram.assign([3.0, 1.0])
+    optimizer.loss_scaling_factor.assign(4.0)
+    assert optimizer.normalized_histogram.numpy().tolist() == [0.75, 0.25]
+    assert optimizer.clip_levels.numpy().tolist() == [2.0**13]
+    for name in ("histogram", "normalized_histogram", "loss_scaling_factor", "clip_levels"):
+        with pytest.raises(ValueError, match=f"{name} is a read only property"):
+            setattr(optimizer, name, 1)
+    optimizer.reset()
+    assert (optimizer.initial_loss_scaling_factor, optimizer.loss_scaling_factor.numpy()) == (16, 16)
+    assert optimizer.normalized_histogram.numpy().tolist() == [0, 0]
+    assert (optimizer.increase_factor, optimizer.max_loss_scaling_factor) == (4, 32768)

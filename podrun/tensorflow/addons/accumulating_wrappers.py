@@ -106,6 +106,10 @@ class KerasGradientAccumulation(WrappedOptimizer):
         return accumulated_update(self._opt, self._accumulation, grads_and_vars, self._opt.apply_gradients)
 
 
+_READ_ONLY = frozenset({"histogram", "normalized_histogram", "loss_scaling_factor", "clip_levels"})
+"""What programs read of loss scaling, and cannot set."""
+
+
 class ALSOptimizer(WrappedOptimizer):
     """Automatic loss scaling. The loss is multiplied by a factor; of the gradients in float16, the part with absolute
     values above ``histogram_bin_edge`` decides every ``update_frequency`` calls whether the factor is divided or
@@ -134,6 +138,7 @@ class ALSOptimizer(WrappedOptimizer):
             raise ValueError("lpf_alpha must be between 0 and 1.")
         if captured_grads_only:
             raise NotImplementedError("podrun scales by all gradients: leave captured_grads_only unset.")
+        self._initial = float(initial_loss_scaling_factor)
         self._period, self._factor = update_frequency, float(increase_factor)
         self._most, self._threshold = float(max_loss_scaling_factor), ratio_threshold
         self._keeps, self._edge, self._alpha = (
@@ -162,9 +167,45 @@ class ALSOptimizer(WrappedOptimizer):
         return self._counts
 
     @property
+    def normalized_histogram(self) -> tf.Tensor:
+        """The parts of the values of gradients below and above the edge; zeros where none are counted."""
+        return tf.math.divide_no_nan(tf.convert_to_tensor(self._counts), tf.reduce_sum(self._counts))
+
+    @property
+    def clip_levels(self) -> tf.Tensor:
+        """The edge between the two counts."""
+        return tf.constant([self._edge], tf.float32)
+
+    @property
+    def initial_loss_scaling_factor(self) -> float:
+        """The factor before the first change, and after `reset`."""
+        return self._initial
+
+    @property
     def update_frequency(self) -> int:
         """Calls between two changes of the factor."""
         return self._period
+
+    @property
+    def increase_factor(self) -> float:
+        """What the factor is multiplied or divided by."""
+        return self._factor
+
+    @property
+    def max_loss_scaling_factor(self) -> float:
+        """What the factor stays below."""
+        return self._most
+
+    def reset(self) -> None:
+        """Start again with the initial factor, and without counts."""
+        self._scale.assign(self._initial)
+        self._counts.assign([0.0, 0.0])
+        self._calls.assign(0)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in _READ_ONLY:
+            raise ValueError(f"{name} is a read only property.")
+        super().__setattr__(name, value)
 
     def get_scaled_loss(
         self, loss: tf.Tensor | Callable[[], tf.Tensor]
