@@ -91,6 +91,17 @@ def test_host_and_device_take_turns_and_draw_each_element_once(tf: Any) -> None:
     assert clusters_of(tf) == [2]
 
 
+def test_what_is_fed_in_the_middle_is_fetched_with_its_type(tf: Any) -> None:
+    with tf.device(DEVICE):
+        x = tf.placeholder(tf.float32, [2])
+        middle = tf.exp(x)
+        last = middle * 3.0
+    with tf.Session() as session:
+        fetched = session.run([middle, last], {x: [0, 0], middle: [5, 6]})
+    assert fetched[0].dtype == np.float32
+    assert [f.tolist() for f in fetched] == [[5.0, 6.0], [15.0, 18.0]]
+
+
 def test_updates_happen_once_a_run(tf: Any) -> None:
     with tf.device(DEVICE), tf.variable_scope("", use_resource=True):
         count = tf.get_variable("count", shape=[], initializer=tf.zeros_initializer())

@@ -153,7 +153,8 @@ def _fed_tensors(graph: tf.Graph, feed_dict: Any) -> list[tuple[GraphTensor, Any
             return None
         if isinstance(value, tf.Tensor) or not isinstance(tensor, tf.Tensor):
             return None
-        fed.append((tensor, value))
+        handle = tensor.dtype in (tf.resource, tf.variant)
+        fed.append((tensor, value if handle else np.asarray(value, _numpy_type(tensor))))
     return fed
 
 
