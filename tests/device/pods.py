@@ -58,7 +58,7 @@ class Pod:
 @contextlib.contextmanager
 def threads(machines: int, cache: Path) -> Iterator[Pod]:
     """Servers in threads of this process."""
-    environ = {"PODRUN_CACHE_DIR": str(cache)}
+    environ = {"PODRUN_CACHE_DIR": str(cache), "PODRUN_RUNTIME_DIR": os.environ["PODRUN_RUNTIME_DIR"]}
     servers = [MachineServer(agent_id=f"agent{i}", environ=environ) for i in range(machines)]
     pod = Pod([server.start() for server in servers], [], [])
     pod.controls = [MachineControl(endpoint) for endpoint in pod.endpoints]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -57,6 +58,12 @@ class Service:
         return vipu_pb2.GetPartitionIpuofConfigResponse(ipuof_config=config)
 
 
+@pytest.fixture(autouse=True)
+def _own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Environments without PODRUN_RUNTIME_DIR mean a folder of the test, not that of this host's user."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+
 @pytest.fixture
 def environ() -> Iterator[Callable[[str], dict[str, str]]]:
     server, service = grpc.server(ThreadPoolExecutor(2)), Service()
@@ -68,7 +75,7 @@ def environ() -> Iterator[Callable[[str], dict[str, str]]]:
         "IPUOF_VIPU_API_PORT": str(port),
         "IPUOF_VIPU_API_PARTITION_ID": partition,
         "IPUOF_VIPU_API_GCD_ID": "3",
-        "IPUOF_VIPU_API_TIMEOUT": "5",
+        "IPUOF_VIPU_API_TIMEOUT": "60",
     }
     server.stop(None).wait()
     assert service.first in (3, None)

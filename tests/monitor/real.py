@@ -21,7 +21,7 @@ class RealPod:
     def __init__(self, directory: Path, cache: Path, cluster: str = "pod16") -> None:
         self.directory = directory
         pod = load_cluster(cluster)
-        options = {"environ": {"PODRUN_CACHE_DIR": str(cache)}}
+        options = {"environ": {"PODRUN_CACHE_DIR": str(cache), "PODRUN_RUNTIME_DIR": str(directory)}}
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("PODRUN_RUNTIME_DIR", str(directory))  # where the secret is that tools must know
             pool = LocalMachinePool(pod, keep_spares=True, options=options)
