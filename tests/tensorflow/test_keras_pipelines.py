@@ -324,6 +324,29 @@ def test_calls_are_listed_by_depth(one_ipu: None) -> None:
     assert [type(e.layer).__name__ for e in subclass.get_pipeline_stage_assignment()] == kinds
 
 
+def test_inputs_of_one_dimension_are_columns(one_ipu: None) -> None:
+    from tensorflow import keras
+
+    class Line(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense = keras.layers.Dense(1, kernel_initializer="ones")
+
+        def call(self, inputs: object) -> object:
+            return self.dense(inputs)
+
+    x = np.arange(8, dtype=np.float32) / 8
+    weights = []
+    for data in (x, x[:, np.newaxis]):
+        for make in (Line, lambda: keras.Sequential([keras.layers.Dense(1, kernel_initializer="ones")])):
+            model = make()
+            model.compile(keras.optimizers.SGD(0.1), "mse", steps_per_execution=2)
+            model.fit(data, 2 * x, batch_size=2, shuffle=False, verbose=0)
+            assert model.predict(data, batch_size=2, verbose=0).shape == (8, 1)
+            weights.append(model.get_weights())
+    assert all(np.array_equal(a, b) for other in weights[1:] for a, b in zip(weights[0], other, strict=True))
+
+
 def test_a_subclass_must_be_built(one_ipu: None) -> None:
     from tensorflow import keras
 

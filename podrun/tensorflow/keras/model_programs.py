@@ -231,7 +231,10 @@ class ModelProgram:
 
         def step() -> Nested:
             with capturing_gradients(self.model, self.kind):
-                results = self.function(queue.dequeue())
+                element = queue.dequeue()
+                results = self.function(
+                    _with_columns(element) if makes_columns(self.model, self.kind) else element
+                )
             flat = [tf.convert_to_tensor(t) for t in tf.nest.flatten(results)]
             values.count = len(flat)
             mark("enqueue", flat, [tf.TensorSpec([], tf.bool)], stateful=True, queue=values.number)
@@ -277,6 +280,25 @@ class ModelProgram:
                 storage=state_storage(arguments),
             )
             shape_pipeline(graph, shape)
+
+
+def makes_columns(model: Model, kind: str) -> bool:
+    """Whether Keras' own step runs a model whose layers see the data as they come: a graph of layers adds dimensions
+    itself.
+    """
+    step = getattr(type(model), f"{kind}_step")
+    return bool(step.__module__.startswith("tf_keras.")) and not model._is_graph_network
+
+
+def _with_columns(element: Nested) -> Nested:
+    """An element whose inputs of one dimension are columns, as Keras' steps of the SDK's version see them."""
+
+    def column(tensor: tf.Tensor) -> tf.Tensor:
+        return tf.expand_dims(tensor, -1) if tensor.shape.rank == 1 else tensor
+
+    if isinstance(element, tuple):
+        return (tf.nest.map_structure(column, element[0]), *element[1:])
+    return tf.nest.map_structure(column, element)
 
 
 @contextlib.contextmanager
