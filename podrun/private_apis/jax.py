@@ -78,6 +78,7 @@ USES = (
     PrivateUse(
         "jax._src.compilation_cache.extract_executable_and_time", "compiled pieces in XLA's cache", _LOAD
     ),
+    PrivateUse("jax._src.compiler._cache_read", "names of compiled pieces in XLA's cache", _LOAD),
     PrivateUse("jax._src.lib._jax.DeviceList", "the device of a compiled piece", _LOAD),
     PrivateUse("jax._src.export._export._module_to_bytecode", "StableHLO without source locations", _COMPILE),
     PrivateUse(
@@ -117,6 +118,8 @@ def _version(package: str) -> str:
         return "(not installed)"
 
 
+_thread = threading.local()
+
 # --- Clients, the cache, LAPACK -------------------------------------------------------------------------------
 
 
@@ -133,6 +136,32 @@ def written_to_cache() -> AbstractContextManager[Any]:
     return context
 
 
+@contextmanager
+def noted_entries() -> Iterator[list[str]]:
+    """A context that lists the names of the entries of XLA's cache for what this thread compiles, there or not before.
+    Empty if the private name is gone."""
+    _note_entries()
+    before, _thread.entries = getattr(_thread, "entries", None), []
+    try:
+        yield _thread.entries
+    finally:
+        _thread.entries = before
+
+
+@functools.cache
+def _note_entries() -> None:
+    compiler, read = find_name("jax._src.compiler"), find_name("jax._src.compiler._cache_read")
+    if read is None:
+        return
+
+    def noting_read(module_name: str, cache_key: str, *rest: Any, **named: Any) -> Any:
+        if (entries := getattr(_thread, "entries", None)) is not None:
+            entries.append(f"{cache_key}-cache")
+        return read(module_name, cache_key, *rest, **named)
+
+    compiler._cache_read = noting_read
+
+
 def load_compiled(
     entry: bytes, name: str, operands: Sequence[Any], results: Sequence[Any], device: Device
 ) -> Callable[..., Any] | None:
@@ -146,7 +175,7 @@ def load_compiled(
     names = [find_name(use.name) for use in USES if use.without == _LOAD]
     if None in names:
         return None
-    unloaded, decompress, extract, devices = names
+    unloaded, decompress, extract, _, devices = names
     client, one = device.client, jax.sharding.SingleDeviceSharding(device)
     try:
         code = client.deserialize_executable(extract(decompress(entry))[0], devices((device,)))
@@ -155,31 +184,17 @@ def load_compiled(
     operand_types, result_types = (
         [jax.core.ShapedArray(a.shape, a.dtype) for a in arrays] for arrays in (operands, results)
     )
-    fields = {
-        "xla_executable": code,
-        "device_list": devices((device,)),
-        "backend": client,
-        "input_avals": operand_types,
-        "input_shardings": [one] * len(operand_types),
-        "output_avals": result_types,
-        "output_shardings": [one] * len(result_types),
-        "committed": True,
-        "name": name,
-        "kept_var_idx": set(range(len(operand_types))),
-    }
-    layouts = {
-        **dict.fromkeys(("xla_in_layouts", "dispatch_in_layouts"), [None] * len(operand_types)),
-        "xla_out_layouts": [None] * len(result_types),
-    }
-    none = {field.name: None for field in dataclasses.fields(unloaded)}
-    effects: dict[str, Any] = {
-        "unordered_effects": [],
-        "ordered_effects": [],
-        "host_callbacks": [],
-    }
+    count = len(operand_types)
+    values: dict[str, Any] = {field.name: None for field in dataclasses.fields(unloaded)}
+    values |= {empty: [] for empty in ("unordered_effects", "ordered_effects", "host_callbacks")}
+    values |= {"xla_executable": code, "device_list": devices((device,)), "backend": client, "name": name}
+    values |= {"input_avals": operand_types, "input_shardings": [one] * count, "committed": True}
+    values |= {"output_avals": result_types, "output_shardings": [one] * len(result_types)}
+    values |= {"xla_in_layouts": [None] * count, "dispatch_in_layouts": [None] * count}
+    values |= {"xla_out_layouts": [None] * len(result_types), "kept_var_idx": set(range(count))}
     arguments: Any = (tuple(operand_types), {})
     outputs = jax.tree.structure([*result_types])
-    executable = unloaded(**none | fields | layouts | effects).load()
+    executable = unloaded(**values).load()
     return cast("Callable[..., Any]", jax.stages.Compiled(executable, [], arguments, outputs, no_kwargs=True))
 
 
@@ -274,8 +289,6 @@ def aliased_outputs(lowered: Lowered) -> dict[int, int]:
 
 
 # --- Tracing and export ---------------------------------------------------------------------------------------
-
-_thread = threading.local()
 
 
 @functools.cache

@@ -142,6 +142,18 @@ def test_another_podrun_makes_it_again(
     assert lowered == ["mixed", "mixed"]
 
 
+def test_entries_of_another_podrun_beside_it_do_not_matter(tmp_path: Path, lowered: list[str]) -> None:
+    what = computation()
+    right = results(PieceCache(tmp_path).piece(what, ()))
+    ((note,), (entry,)) = ([*tmp_path.rglob(pattern)] for pattern in ("*.call", "*-cache"))
+    entry.with_name(entry.name.replace("-cache", "0-cache")).write_bytes(b"another text's code")
+    note.unlink()
+    assert results(PieceCache(tmp_path).piece(what, ())) == right  # XLA's cache has it.
+    assert [*tmp_path.rglob("*.call")] == [note]
+    assert results(PieceCache(tmp_path).piece(what, ())) == right
+    assert lowered == ["mixed", "mixed"]
+
+
 def test_the_maker_is_the_code_that_makes_a_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     usual = ready_calls.maker.__wrapped__()
     assert usual == ready_calls.maker()

@@ -78,18 +78,14 @@ class KeptPieces:
         """The note of a piece, with its entry (`podrun.device.xla.ready_calls`); None if it has none."""
         return None if self._place is None else read_note(self._place, key)
 
-    def note(self, key: str, note: CallNote) -> None:
-        """Keep the note of a piece that has just been compiled or loaded; it gets the name of the piece's entry.
-
-        A piece without an entry has none, and one with several: another podrun's is among them.
-        """
+    def note(self, key: str, note: CallNote, entry: str) -> None:
+        """Keep the note of a piece that has just been compiled or loaded: that of the file ``entry``, if it is here and
+        not in another cache."""
         directory = self._place
-        if directory is None:
+        if directory is None or not (directory / entry).is_file():
             return
         with _if_possible(directory):
-            entries = [e for e in _entries(directory, key) if f"_{piece_name(note.threads, key)}-" in e.name]
-            if len(entries) == 1:
-                write_note(directory, key, replace(note, entry=entries[0].name, digest=_digest(entries[0])))
+            write_note(directory, key, replace(note, entry=entry, digest=_digest(directory / entry)))
 
     @property
     def _place(self) -> Path | None:

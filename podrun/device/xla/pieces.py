@@ -47,6 +47,7 @@ from podrun.device.xla.vetting import vetter
 from podrun.private_apis.jax import (
     aliased_outputs,
     load_compiled,
+    noted_entries,
     register_lapack,
     register_lapack_only_when_asked,
     stablehlo,
@@ -151,10 +152,12 @@ class PieceCache:
             simplify_sums(stablehlo(lowered))
         products = rewrite_products(lowered, available)
         placed = frozenset(p.place - 1 for p in products if p.place and not shared)
-        with self._kept.first_on_host(key):
+        with self._kept.first_on_host(key), noted_entries() as entries:
             call = _compile(lowered, computation.name)
-        if plain and not unavailable():
-            self._note(key, lowered, shared, in_place, placed, library=bool(calls or products))
+        if plain and len(entries) == 1 and not unavailable():
+            note = _note(lowered, shared, in_place, placed, library=bool(calls or products))
+            if note is not None:
+                self._kept.note(key, note, entries[0])
         if shared:
             call = callable_across_clients(call, in_place)
         device = two_thread_device() if shared else one_thread_device()
@@ -180,25 +183,6 @@ class PieceCache:
         kinds = tuple((array.size, array.dtype) for array in (*operands, *results))
         shapes = [array.shape for array in operands]
         return Piece(computation, call, shapes, note.in_place, device, kinds, note.placed)
-
-    def _note(
-        self,
-        key: str,
-        lowered: Lowered,
-        shared: bool,
-        in_place: Mapping[int, int],
-        placed: frozenset[int],
-        *,
-        library: bool,
-    ) -> None:
-        """Keep what the next process needs to call the piece at once."""
-        from jax import tree
-
-        operands, results = (array_kinds(tree.leaves(of)) for of in (lowered.in_avals, lowered.out_info))
-        if operands is None or results is None:
-            return
-        threads = SHARED_BY if shared else 1
-        self._kept.note(key, CallNote(threads, in_place, operands, results, placed, library, "", ""))
 
     def forget(self) -> None:
         """Keep no piece in memory any more."""
@@ -295,6 +279,19 @@ def _lower(
     if not in_place.items() <= aliased:
         return _lower(key, computation, donated, dict(in_place.items() & aliased), threads)
     return lowered, shared, in_place
+
+
+def _note(
+    lowered: Lowered, shared: bool, in_place: Mapping[int, int], placed: frozenset[int], *, library: bool
+) -> CallNote | None:
+    """What the next process needs to call a piece at once, without its entry; None if no text says its types."""
+    from jax import tree
+
+    operands, results = (array_kinds(tree.leaves(of)) for of in (lowered.in_avals, lowered.out_info))
+    if operands is None or results is None:
+        return None
+    threads = SHARED_BY if shared else 1
+    return CallNote(threads, in_place, operands, results, placed, library, "", "")
 
 
 def _shapes(lowered: Lowered) -> list[tuple[int, ...]]:

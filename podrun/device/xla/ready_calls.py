@@ -1,10 +1,10 @@
 """Notes beside compiled pieces: with its note, a piece is called without reading and lowering its StableHLO again.
 
 XLA's cache finds compiled code by the text of the lowered and rewritten piece, so each process made that text before it
-could look: a sixth of a second launch of BERT-base on four IPUs. A note says what making the text would tell, and which
-of XLA's entries holds the code, with its digest. It is kept under the piece's key, which covers all that decides the
-text, and under a digest of the code that makes the text (`maker`): with another podrun, jaxlib or native module a note
-is not there.
+could look: half of the time until the pieces of BERT-base are there. A note says what making the text would tell, and
+which of XLA's entries holds the code, with its digest. It is kept under the piece's key, which covers all that decides
+the text, and under a digest of the code that makes the text (`maker`): with another podrun, jaxlib or native module a
+note is not there.
 
 A piece has no note if its StableHLO has custom calls, which need libraries in the process and are looked at before they
 are called, or if oneDNN should compute it but could not be loaded.
