@@ -128,6 +128,9 @@ class SdkFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             if name.endswith(".test_utils"):
                 return _joined(name, "test_utils")
             module = types.ModuleType(name)
+            if name.endswith(".gen_popnn_ops"):
+                layers = importlib.import_module("podrun.tensorflow.addons.recurrent_call")
+                module.__dict__.update(layers.LIBRARY_LAYERS)
             if name.endswith(".trace_pb2"):
                 module.__dict__["IpuTraceEvent"] = importlib.import_module(_SDK + "cases_of_tests").EventKind
             if name.endswith(("gen_ipu_ops", "gen_poputil_ops")):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from collections.abc import Iterator
 from typing import Any
@@ -75,6 +76,61 @@ def test_what_only_an_ipu_computes_runs_and_is_differentiated(tf: Any, ipu: Any)
     density = np.vectorize(lambda v: exp(-v * v / 2) / sqrt(2 * pi))(values.astype(np.float64))
     np.testing.assert_allclose(own[0], values * normal, rtol=1e-5)
     np.testing.assert_allclose(own[1], normal + values * density, rtol=1e-5)
+
+
+@pytest.mark.parametrize("lengths", [None, [3, 1]])
+def test_layers_of_the_library_are_those_of_keras(tf: Any, ipu: Any, lengths: list[int] | None) -> None:
+    """``gen_popnn_ops``: gates as in Keras, outputs behind the length are 0."""
+    operations = importlib.import_module("tensorflow.compiler.plugin.poplar.ops.gen_popnn_ops")
+    random = np.random.RandomState(0)
+    values, kernel = random.rand(3, 2, 5).astype(np.float32), random.rand(9, 16).astype(np.float32) - 0.5
+    small, zeros = random.rand(9, 12).astype(np.float32) - 0.5, np.zeros([2, 4], np.float32)
+    more = {} if lengths is None else {"seq_len": tf.constant(lengths)}
+    with tf.device(DEVICE):
+        x = tf.placeholder(tf.float32, values.shape)
+        name = "layer" if lengths is None else "dynamic_layer"
+        lstm = getattr(operations, f"popnn_{name}".replace("layer", "lstm_layer"))(
+            x, kernel, np.zeros([4, 4], np.float32), zeros, zeros, num_channels=4, is_training=False, **more
+        )
+        gru = getattr(operations, f"popnn_{name}".replace("layer", "gru_layer"))(
+            x, small, np.zeros([3, 4], np.float32), zeros, num_channels=4, is_training=False, **more
+        )
+    with tf.Session() as session:
+        own = session.run([lstm[0], gru[0]], {x: values})
+    assert (len(lstm), len(gru)) == (4, 3)
+    np.testing.assert_allclose(own[0], expected_lstm(values, kernel, lengths), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(own[1], expected_gru(values, small, lengths), rtol=1e-4, atol=1e-6)
+
+
+def sigmoid(v: np.ndarray) -> np.ndarray:
+    """The logistic function in float64."""
+    return 1 / (1 + np.exp(-v.astype(np.float64)))
+
+
+def expected_lstm(x: np.ndarray, kernel: np.ndarray, lengths: list[int] | None) -> np.ndarray:
+    """Gates input, forget, memory, output."""
+    hidden = memory = np.zeros([x.shape[1], 4])
+    rows = []
+    for step, row in enumerate(x):
+        i, f, g, o = np.split(np.concatenate([row, hidden], 1) @ kernel, 4, axis=1)
+        memory = sigmoid(f) * memory + sigmoid(i) * np.tanh(g)
+        hidden = sigmoid(o) * np.tanh(memory)
+        inside = np.array([[lengths is None or step < lengths[n]] for n in range(x.shape[1])])
+        rows.append(hidden * inside)
+    return np.stack(rows)
+
+
+def expected_gru(x: np.ndarray, kernel: np.ndarray, lengths: list[int] | None) -> np.ndarray:
+    """Gates update, reset, new state; the reset gate multiplies the state."""
+    hidden = np.zeros([x.shape[1], 4])
+    rows = []
+    for step, row in enumerate(x):
+        z, r = np.split(sigmoid(np.concatenate([row, hidden], 1) @ kernel[:, :8]), 2, axis=1)
+        new = np.tanh(np.concatenate([row, r * hidden], 1) @ kernel[:, 8:])
+        hidden = z * hidden + (1 - z) * new
+        inside = np.array([[lengths is None or step < lengths[n]] for n in range(x.shape[1])])
+        rows.append(hidden * inside)
+    return np.stack(rows)
 
 
 def test_host_and_device_take_turns_and_draw_each_element_once(tf: Any) -> None:

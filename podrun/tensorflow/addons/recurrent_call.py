@@ -91,3 +91,70 @@ def zero_states(cell: LayerCell, x: tf.Tensor, batch_axis: int, units: int) -> l
     if size is None:
         size = tf.shape(x)[batch_axis]
     return [tf.zeros([size, units], x.dtype) for _ in range(cell.states)]
+
+
+def _library_call(
+    cell: LayerCell,
+    inputs: tf.Tensor,
+    kernel: tf.Tensor,
+    biases: tf.Tensor,
+    state: Sequence[tf.Tensor],
+    *more: tf.Tensor | None,
+) -> tuple[tf.Tensor | None, ...]:
+    """Outputs, last states, and None for what a library keeps for the backward pass. ``kernel``: rows of the input,
+    then of the state; ``biases`` ``[gates, units]``, or ``[gates, 2, units]`` for ``reset_after``.
+    """
+    kernel, biases = tf.convert_to_tensor(kernel), tf.convert_to_tensor(biases)
+    size = int(tf.convert_to_tensor(inputs).shape[2])
+    turned = tf.transpose(biases, [1, 0, 2]) if cell.reset_after else biases
+    biases = tf.reshape(turned, [2, -1] if cell.reset_after else [-1])
+    starts = [tf.convert_to_tensor(s) for s in state]
+    outputs, last = recurrent_call(cell, inputs, [kernel[:size], kernel[size:], biases], starts, *more)
+    return outputs, *last, None
+
+
+def popnn_lstm_layer(
+    inputs: tf.Tensor,
+    kernel: tf.Tensor,
+    biases: tf.Tensor,
+    input_h_state: tf.Tensor,
+    input_c_state: tf.Tensor,
+    activation: str = "tanh",
+    recurrent_activation: str = "sigmoid",
+    seq_len: tf.Tensor | None = None,
+    **options: object,
+) -> tuple[tf.Tensor | None, ...]:
+    """``gen_popnn_ops.popnn_lstm_layer``, and with lengths ``popnn_dynamic_lstm_layer``. Options (sizes, partial sums,
+    names) change no values.
+    """
+    cell = LayerCell("lstm", activation, recurrent_activation)
+    return _library_call(cell, inputs, kernel, biases, [input_h_state, input_c_state], seq_len)
+
+
+def popnn_gru_layer(
+    inputs: tf.Tensor,
+    kernel: tf.Tensor,
+    biases: tf.Tensor,
+    initial_state: tf.Tensor,
+    activation: str = "tanh",
+    recurrent_activation: str = "sigmoid",
+    reset_after: bool = False,
+    seq_len: tf.Tensor | None = None,
+    att_score: tf.Tensor | None = None,
+    **options: object,
+) -> tuple[tf.Tensor | None, ...]:
+    """``gen_popnn_ops.popnn_gru_layer``; with lengths ``popnn_dynamic_gru_layer``, and with attention
+    ``popnn_augru_layer``.
+    """
+    cell = LayerCell("gru", activation, recurrent_activation, reset_after)
+    return _library_call(cell, inputs, kernel, biases, [initial_state], seq_len, att_score)
+
+
+LIBRARY_LAYERS = {
+    "popnn_lstm_layer": popnn_lstm_layer,
+    "popnn_dynamic_lstm_layer": popnn_lstm_layer,
+    "popnn_gru_layer": popnn_gru_layer,
+    "popnn_dynamic_gru_layer": popnn_gru_layer,
+    "popnn_augru_layer": popnn_gru_layer,
+}
+"""The operations of ``gen_popnn_ops``."""
