@@ -260,6 +260,14 @@ print("same")
     assert done.stdout == "same\n", done.stderr
 
 
+@known
+def test_a_library_that_has_started_is_asked_for_without_the_lock_of_its_start() -> None:
+    """A child forked while another thread held the lock would wait for ever."""
+    assert convolutions.available()
+    with ThreadPoolExecutor(1) as pool, convolutions._starting:
+        assert pool.submit(convolutions.available).result(60)
+
+
 def _one_call() -> bytes:
     assert convolutions.available()
     x = np.linspace(-1, 1, 4 * 24 * 24 * 16, dtype=np.float32).reshape(4, 24, 24, 16)
