@@ -173,7 +173,7 @@ def _incident(number: int, group: _Group, events: Sequence[Event], after: Sequen
         evidence=tuple(_evidence(events, group, end)[:MOST_EVIDENCE]),
         lost_batches=lost if group.errors else 0,
         stalled_seconds=sum(spec.number("seconds") for spec in group.specs),
-        final=bool(group.errors) and not _goes_on(events[group.errors[-1] : end]),
+        final=bool(group.errors) and not _goes_on(events[group.errors[-1] :]),
     )
 
 

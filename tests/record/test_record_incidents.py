@@ -352,6 +352,24 @@ def test_a_launch_that_an_error_ends_loses_what_no_checkpoint_has(batches: int, 
     assert incident.plain["cost"]["lost_batches"] == 0  # No batch was computed again.
 
 
+def test_incidents_before_one_restart_are_not_the_end_of_the_launch() -> None:
+    writer = Writer()
+    writer.add("launch", "start")
+    second = parse_fault("link:4-5@batch=7:down")
+    causes = [cause_to_dict(cause_of(spec, 7)) for spec in (parse_fault(FAULT), second)]
+    writer.runs(range(7), 2)
+    writer.all("run", 2, batch=7, inputs={})
+    for instance, cause in enumerate(causes):
+        writer.now += 1.0
+        writer.add(f"instance {instance}", "error", clock=7, **ERROR | {"cause": cause})
+    writer.add("launch", "restart", clock=AT_END, text="instances started again (restart 1)")
+    writer.life, writer.clocks = 1, {}
+    writer.all("load", 2, program="p")
+    writer.runs(range(2, 6), 2)
+    both = incidents_of(record_of(with_faults(ordered(writer.found), [parse_fault(FAULT), second])))
+    assert [incident.final for incident in both] == [False, False]
+
+
 QUIET = "ipu:1@batch=2:corrected-parity"
 LATE = "service:vipu@during=ResetPartition:slow,seconds=1.5"
 
