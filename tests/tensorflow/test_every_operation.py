@@ -49,6 +49,8 @@ ELSEWHERE = {
     "TensorListSetItem": _HERE + "test_it_computes_what_tensorflow_does",
     "StatelessRandomGetAlg": _HERE + "test_stateless_operations_draw_what_their_seed_says",
     "StatelessRandomGetKeyCounter": _HERE + "test_stateless_operations_draw_what_their_seed_says",
+    "Podrun:to_eight_bits": "tensorflow/test_eight_bits.py::test_numbers_are_rounded_to_the_nearest",
+    "Podrun:from_eight_bits": "tensorflow/test_eight_bits.py::test_numbers_are_rounded_to_the_nearest",
     "Podrun:group_norm": "tensorflow/test_addons.py::test_norms_of_channels",
     "Podrun:dropout": "tensorflow/test_addons.py::test_dropout_and_hints",
     "Podrun:recurrence": "tensorflow/test_addons.py::test_recurrent_layers_are_those_of_keras",
