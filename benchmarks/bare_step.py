@@ -66,7 +66,14 @@ def bare_steps(processes: int, samples: int, steps: int) -> Iterator[Callable[[]
             yield block
         finally:
             for worker in workers:
-                worker.communicate(timeout=30)
+                if worker.stdin is not None:
+                    worker.stdin.close()
+            for worker in workers:
+                try:
+                    worker.wait(30)
+                except subprocess.TimeoutExpired:  # It waits for one that ended.
+                    worker.kill()
+                    worker.wait()
 
 
 def _library() -> str:
@@ -95,8 +102,11 @@ def _work(library: str, memory: str, processes: int, samples: int, steps: int, r
 
     def wait() -> None:
         counters[rank] += 1
+        deadline = time.monotonic() + 60
         while counters.min() < counters[rank]:
             os.sched_yield()
+            if time.monotonic() > deadline:
+                raise SystemExit("another process of the bare step ended")
 
     for _ in sys.stdin:
         for _ in range(steps):
