@@ -8,6 +8,7 @@ from here: each function does one thing for its caller.
 from __future__ import annotations
 
 import importlib
+from importlib import metadata
 from typing import Any
 
 
@@ -25,3 +26,11 @@ def find_name(name: str) -> Any:
             value = getattr(value, part, None)
         return value
     return None
+
+
+def installed_version(package: str) -> str:
+    """The version of an installed package, in words if it is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "(not installed)"

@@ -13,10 +13,9 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from importlib import metadata
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from podrun.private_apis import find_name
+from podrun.private_apis import find_name, installed_version
 
 if TYPE_CHECKING:
     from jax import Device
@@ -105,17 +104,10 @@ def _need(name: str) -> Any:
     if value is None:
         use = next(use for use in USES if use.name == name)
         raise ImportError(
-            f"jax {_version('jax')} with jaxlib {_version('jaxlib')} has no {name}, which podrun needs for "
-            f"{use.gives}: install the versions that podrun asks for (pip install --force-reinstall podrun)"
+            f"jax {installed_version('jax')} with jaxlib {installed_version('jaxlib')} has no {name}, which podrun "
+            f"needs for {use.gives}: install the versions that podrun asks for (pip install --force-reinstall podrun)"
         )
     return value
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "(not installed)"
 
 
 _thread = threading.local()
@@ -138,8 +130,8 @@ def written_to_cache() -> AbstractContextManager[Any]:
 
 @contextmanager
 def noted_entries() -> Iterator[list[str]]:
-    """A context that lists the names of the entries of XLA's cache for what this thread compiles, there or not before.
-    Empty if the private name is gone."""
+    """A context that lists the file name, in XLA's cache, of each program that this thread compiles inside, whether or
+    not the file was there. Empty if the private name is gone."""
     _note_entries()
     before, _thread.entries = getattr(_thread, "entries", None), []
     try:
@@ -148,10 +140,9 @@ def noted_entries() -> Iterator[list[str]]:
         _thread.entries = before
 
 
-@functools.cache
 def _note_entries() -> None:
     compiler, read = find_name("jax._src.compiler"), find_name("jax._src.compiler._cache_read")
-    if read is None:
+    if read is None or getattr(read, "notes_entries", False):
         return
 
     def noting_read(module_name: str, cache_key: str, *rest: Any, **named: Any) -> Any:
@@ -159,6 +150,7 @@ def _note_entries() -> None:
             entries.append(f"{cache_key}-cache")
         return read(module_name, cache_key, *rest, **named)
 
+    noting_read.notes_entries = True  # type: ignore[attr-defined]
     compiler._cache_read = noting_read
 
 
@@ -166,36 +158,43 @@ def load_compiled(
     entry: bytes, name: str, operands: Sequence[Any], results: Sequence[Any], device: Device
 ) -> Callable[..., Any] | None:
     """The function that an entry of XLA's cache holds, as ``jax.stages.Lowered.compile`` gives it; None if a private
-    name is gone, or this jaxlib cannot read the entry.
+    name is gone, or this jaxlib cannot read the entry or takes other fields.
 
     ``operands``, ``results``: what has a shape and a dtype, for each. The function gives a list.
     """
+    try:
+        return _compiled(entry, name, operands, results, device)
+    except Exception:  # Whatever jaxlib's readers and JAX's constructors raise.
+        return None
+
+
+def _compiled(
+    entry: bytes, name: str, operands: Sequence[Any], results: Sequence[Any], device: Device
+) -> Callable[..., Any]:
     import jax
 
-    names = [find_name(use.name) for use in USES if use.without == _LOAD]
-    if None in names:
-        return None
-    unloaded, decompress, extract, _, devices = names
+    unloaded = _need("jax._src.interpreters.pxla.UnloadedMeshExecutable")
+    decompress = _need("jax._src.compilation_cache.decompress_executable")
+    extract = _need("jax._src.compilation_cache.extract_executable_and_time")
+    devices = _need("jax._src.lib._jax.DeviceList")((device,))
     client, one = device.client, jax.sharding.SingleDeviceSharding(device)
-    try:
-        code = client.deserialize_executable(extract(decompress(entry))[0], devices((device,)))
-    except Exception:  # Whatever jaxlib's readers raise.
-        return None
+    code = client.deserialize_executable(extract(decompress(entry))[0], devices)
     operand_types, result_types = (
         [jax.core.ShapedArray(a.shape, a.dtype) for a in arrays] for arrays in (operands, results)
     )
-    count = len(operand_types)
     values: dict[str, Any] = {field.name: None for field in dataclasses.fields(unloaded)}
     values |= {empty: [] for empty in ("unordered_effects", "ordered_effects", "host_callbacks")}
-    values |= {"xla_executable": code, "device_list": devices((device,)), "backend": client, "name": name}
-    values |= {"input_avals": operand_types, "input_shardings": [one] * count, "committed": True}
+    values |= {"xla_executable": code, "device_list": devices, "backend": client, "name": name}
+    values |= {"input_avals": operand_types, "input_shardings": [one] * len(operand_types), "committed": True}
     values |= {"output_avals": result_types, "output_shardings": [one] * len(result_types)}
-    values |= {"xla_in_layouts": [None] * count, "dispatch_in_layouts": [None] * count}
-    values |= {"xla_out_layouts": [None] * len(result_types), "kept_var_idx": set(range(count))}
+    values |= {
+        "xla_in_layouts": [None] * len(operand_types),
+        "dispatch_in_layouts": [None] * len(operand_types),
+    }
+    values |= {"xla_out_layouts": [None] * len(result_types), "kept_var_idx": set(range(len(operand_types)))}
     arguments: Any = (tuple(operand_types), {})
     outputs = jax.tree.structure([*result_types])
-    executable = unloaded(**values).load()
-    return cast("Callable[..., Any]", jax.stages.Compiled(executable, [], arguments, outputs, no_kwargs=True))
+    return jax.stages.Compiled(unloaded(**values).load(), [], arguments, outputs, no_kwargs=True)
 
 
 def register_lapack() -> None:
@@ -226,7 +225,7 @@ MLIR_MODULES = ("jaxlib.mlir.dialects.mhlo", "jaxlib.mlir.dialects.stablehlo")
 
 def convolutions_problem() -> str:
     """Why convolutions cannot be rewritten with the installed jaxlib; empty if they can."""
-    version = _version("jaxlib")
+    version = installed_version("jaxlib")
     if ".".join(version.split(".")[:2]) not in TESTED_JAXLIB:
         return f"jaxlib {version} is not one that podrun was tested with ({', '.join(TESTED_JAXLIB)})"
     gone = [use.name for use in USES if use.without == _CONVOLUTIONS and find_name(use.name) is None]

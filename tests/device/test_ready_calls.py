@@ -16,6 +16,8 @@ from podrun.core.executable import Computation
 from podrun.device.xla import clients, pieces, ready_calls
 from podrun.device.xla.clients import one_thread_device, two_thread_device
 from podrun.device.xla.pieces import Piece, PieceCache
+from podrun.private_apis import find_name
+from podrun.private_apis import jax as private_jax
 
 pytestmark = pytest.mark.usefixtures("no_cache_of_jax")
 KINDS = {
@@ -137,7 +139,7 @@ def test_another_podrun_makes_it_again(
     what = computation()
     PieceCache(tmp_path).piece(what, ())
     other = "f" * 64
-    monkeypatch.setattr(ready_calls, "maker", lambda: other)
+    monkeypatch.setattr(ready_calls, "CODE", other)
     PieceCache(tmp_path).piece(what, ())
     assert lowered == ["mixed", "mixed"]
 
@@ -154,18 +156,18 @@ def test_entries_of_another_podrun_beside_it_do_not_matter(tmp_path: Path, lower
     assert lowered == ["mixed", "mixed"]
 
 
-def test_the_maker_is_the_code_that_makes_a_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    usual = ready_calls.maker.__wrapped__()
-    assert usual == ready_calls.maker()
+def test_the_digest_is_of_the_code_that_makes_a_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = ready_calls.code_digest()
+    assert usual == ready_calls.CODE
     read = Path.read_bytes
     for name in ("rewrite.py", "matrix_products.py", "jax.py"):
         monkeypatch.setattr(
             Path, "read_bytes", lambda path, name=name: read(path) + (b"#" if path.name == name else b"")
         )
-        assert ready_calls.maker.__wrapped__() != usual, name
+        assert ready_calls.code_digest() != usual, name
     monkeypatch.setattr(Path, "read_bytes", read)
-    monkeypatch.setattr(ready_calls.metadata, "version", lambda _: "0.10.99")
-    assert ready_calls.maker.__wrapped__() != usual
+    monkeypatch.setattr(ready_calls, "installed_version", lambda _: "0.10.99")
+    assert ready_calls.code_digest() != usual
 
 
 def test_without_the_library_its_calls_are_not_made(
@@ -184,7 +186,7 @@ def test_what_xla_computes_in_its_place_is_not_noted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lowered: list[str]
 ) -> None:
     monkeypatch.setattr(pieces, "available", lambda: False)
-    monkeypatch.setattr(pieces, "unavailable", lambda: True)
+    monkeypatch.setattr(pieces, "failed_to_load", lambda: True)
     what = computation()
     for _ in range(2):
         PieceCache(tmp_path).piece(what, ())
@@ -213,11 +215,30 @@ def test_a_piece_of_others_is_lowered_and_checked(
     assert lowered == ["mixed", "mixed"]
 
 
-def test_a_jaxlib_without_the_private_names_lowers_it(
+@pytest.mark.parametrize(
+    "gone",
+    [u.name for u in private_jax.USES if u.without == private_jax._LOAD and "_cache_read" not in u.name],
+)
+def test_a_jaxlib_without_a_private_name_lowers_it(
+    gone: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lowered: list[str]
+) -> None:
+    what = computation()
+    PieceCache(tmp_path).piece(what, ())
+    monkeypatch.setattr(private_jax, "find_name", lambda name: None if name == gone else find_name(name))
+    PieceCache(tmp_path).piece(what, ())
+    assert lowered == ["mixed", "mixed"]
+
+
+def test_a_jaxlib_that_takes_other_fields_lowers_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lowered: list[str]
 ) -> None:
     what = computation()
     PieceCache(tmp_path).piece(what, ())
-    monkeypatch.setattr(pieces, "load_compiled", lambda *_: None)
-    PieceCache(tmp_path).piece(what, ())
-    assert lowered == ["mixed", "mixed"]
+    monkeypatch.setattr(jax.stages, "Compiled", None)
+    assert (
+        private_jax.load_compiled(
+            next(tmp_path.rglob("*-cache")).read_bytes(), "mixed", [], [], one_thread_device()
+        )
+        is None
+    )
+    assert lowered == ["mixed"]

@@ -73,7 +73,7 @@ def test_an_unknown_jaxlib_says_once_that_convolutions_are_slower(
         find = private.find_name
         monkeypatch.setattr(private, "find_name", lambda name: None if name == gone else find(name))
     else:
-        monkeypatch.setattr(private, "_version", lambda package: "0.99.1")
+        monkeypatch.setattr(private, "installed_version", lambda package: "0.99.1")
     convolutions._started.cache_clear()
     dice = np.random.default_rng(1)
     x, w = (dice.standard_normal(s, np.float32) for s in ((4, 64, 32, 32), (64, 64, 3, 3)))

@@ -159,7 +159,7 @@ class Buffers(ProgramMemory):
 
     def reader(self, name: str, shape: Shape = None, *, converts: bool = False) -> Read:
         """`operand` for one name, resolved beforehand: most buffers are the same array in every batch. ``converts``:
-        a temporary to one of `one_thread_device`."""
+        a temporary to an array of the one-thread client."""
         arena = arena_of(name, self._members)
         stays = arena is not None and arena not in self.changing and not self._gradients.has_arena(arena)
         if stays or name in self._variables:

@@ -222,6 +222,7 @@ class HostSession:
         if before is not None:
             before.wake()
 
+    @held_machine_settings()
     def _listen(
         self,
         doorbell: Doorbell,
@@ -231,17 +232,6 @@ class HostSession:
         slots: Sequence[SlotArrays],
     ) -> None:
         """The thread of a doorbell: runs whenever it rings, until another doorbell is used."""
-        with held_machine_settings():
-            self._run_when_rung(doorbell, machine, owner, batches, slots)
-
-    def _run_when_rung(
-        self,
-        doorbell: Doorbell,
-        machine: Machine,
-        owner: int,
-        batches: int,
-        slots: Sequence[SlotArrays],
-    ) -> None:
         checked = False
         while self._doorbell is doorbell:
             if not doorbell.rung(_LISTEN, self._spin_seconds) or self._doorbell is not doorbell:

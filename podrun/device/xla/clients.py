@@ -71,8 +71,8 @@ def two_thread_device() -> Any:
 
 
 def one_thread_device() -> Any:
-    """The ``jax.Device`` of the one-thread client, whose pieces run in the calling thread. Operands and results of all
-    pieces lie there."""
+    """The ``jax.Device`` of the one-thread client, whose pieces run in the calling thread. Operands of all pieces and
+    results of its own lie there."""
     return _devices()[1]
 
 
@@ -132,8 +132,9 @@ _NOTHING_TO_SET = nullcontext()
 
 
 def machine_settings() -> AbstractContextManager[None]:
-    """`own_settings` with 64-bit types, in which machines run. Where other work has been in the cache since, looking at
-    settings takes tens of microseconds. A thread that holds them (`held_machine_settings`) looks at none."""
+    """`own_settings` with 64-bit types, in which machines run. Looking at JAX's settings takes tens of microseconds
+    once other work has displaced them from the processor's cache; a thread that holds them (`held_machine_settings`)
+    looks at none."""
     return _NOTHING_TO_SET if getattr(_thread, "holds_settings", False) else _machine_settings()
 
 
@@ -188,8 +189,11 @@ def _devices() -> Mapping[int, Any]:
     Raises ApplicationRuntimeError in a process forked from one that has them: their threads are not in it, and what
     waits for such a thread waits for ever.
     """
-    with _starting:
-        process, devices = _start()
+    if _start.cache_info().currsize:
+        process, devices = _start()  # Without the lock, which a fork may leave taken in the child.
+    else:
+        with _starting:
+            process, devices = _start()
     if process != os.getpid():
         raise ApplicationRuntimeError(
             f"this process was forked from process {process}, which had compiled programs: JAX does not work in it",
@@ -256,7 +260,7 @@ def callable_across_clients(
 
 
 def on_one_thread(value: Any) -> Any:
-    """A result of a piece, finished, as an operand of one of `one_thread_device`, which reads it in place."""
+    """A finished result of a piece as an array of the one-thread client, in the same memory."""
     import jax
 
     here = one_thread_device()

@@ -264,19 +264,19 @@ def available() -> bool:
     """Whether the library is installed and passes its check. Reports once what is wrong."""
     if not wanted():
         return False
-    if _asked():
+    if _was_started():
         return _started()  # Without the lock, which a fork may leave taken in the child.
     with _starting:
         return _started()
 
 
-def _asked() -> bool:
+def _was_started() -> bool:
     return bool(_started.cache_info().currsize)
 
 
-def unavailable() -> bool:
+def failed_to_load() -> bool:
     """Whether the library was asked for in this process and is not there. Loads nothing."""
-    return _asked() and not _started()
+    return _was_started() and not _started()
 
 
 @functools.cache

@@ -36,7 +36,7 @@ from podrun.device.xla.clients import (
     two_thread_device,
     use_one_heap,
 )
-from podrun.device.xla.convolutions import available, formulation, unavailable
+from podrun.device.xla.convolutions import available, failed_to_load, formulation
 from podrun.device.xla.custom_calls import check_calls, check_operations
 from podrun.device.xla.kept_pieces import KeptPieces, piece_name
 from podrun.device.xla.matrix_products import rewrite_products
@@ -154,7 +154,7 @@ class PieceCache:
         placed = frozenset(p.place - 1 for p in products if p.place and not shared)
         with self._kept.first_on_host(key), noted_entries() as entries:
             call = _compile(lowered, computation.name)
-        if plain and len(entries) == 1 and not unavailable():
+        if plain and len(entries) == 1 and not failed_to_load():
             note = _note(lowered, shared, in_place, placed, library=bool(calls or products))
             if note is not None:
                 self._kept.note(key, note, entries[0])
@@ -166,9 +166,11 @@ class PieceCache:
     def _ready(self, key: str, computation: Computation) -> Piece | None:
         """The compiled piece as its note describes it; None without one."""
         kept = self._kept.ready(key)
-        if kept is None or (kept[0].library and not available()):
+        if kept is None:
             return None
         note, entry = kept
+        if note.library and not available():
+            return None
         shared = note.threads == SHARED_BY
         device = two_thread_device() if shared else one_thread_device()
         operands, results = (
@@ -284,7 +286,7 @@ def _lower(
 def _note(
     lowered: Lowered, shared: bool, in_place: Mapping[int, int], placed: frozenset[int], *, library: bool
 ) -> CallNote | None:
-    """What the next process needs to call a piece at once, without its entry; None if no text says its types."""
+    """What the next process needs to call a piece at once, but its entry; None if a dtype has no name of its own."""
     from jax import tree
 
     operands, results = (array_kinds(tree.leaves(of)) for of in (lowered.in_avals, lowered.out_info))

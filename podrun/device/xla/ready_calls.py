@@ -3,7 +3,7 @@
 XLA's cache finds compiled code by the text of the lowered and rewritten piece, so each process made that text before it
 could look: half of the time until the pieces of BERT-base are there. A note says what making the text would tell, and
 which of XLA's entries holds the code, with its digest. It is kept under the piece's key, which covers all that decides
-the text, and under a digest of the code that makes the text (`maker`): with another podrun, jaxlib or native module a
+the text, and under a digest of the code that makes the text (`CODE`): with another podrun, jaxlib or native module a
 note is not there.
 
 A piece has no note if its StableHLO has custom calls, which need libraries in the process and are looked at before they
@@ -12,24 +12,23 @@ are called, or if oneDNN should compute it but could not be loaded.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
-import os
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib import metadata
 from pathlib import Path
 
 import numpy as np
 
 import podrun
+from podrun.core.documents import write_whole
 from podrun.core.executable import numpy_dtype
 from podrun.device.xla.convolutions import PACKAGE
+from podrun.private_apis import installed_version
 
 _SHOWN = 16
-"""Digits of `maker` in the name of a note."""
+"""Digits of `CODE` in the name of a note."""
 ArrayKind = tuple[tuple[int, ...], str]
 """Shape and dtype."""
 
@@ -57,10 +56,7 @@ def write_note(folder: Path, key: str, note: CallNote) -> None:
     """Keep the note of a piece. Raises OSError where that cannot be done."""
     values = asdict(note) | {"in_place": sorted(note.in_place.items()), "placed": sorted(note.placed)}
     text = json.dumps(values)
-    path = _path(folder, key)
-    part = path.with_suffix(f".{os.getpid()}.part")
-    part.write_text(f"{_sum(text)}\n{text}", encoding="utf-8")
-    part.replace(path)
+    write_whole(f"{_sum(text)}\n{text}".encode(), _path(folder, key))
 
 
 def read_note(folder: Path, key: str) -> tuple[CallNote, bytes] | None:
@@ -101,12 +97,11 @@ def array_kinds(arrays: Sequence[object]) -> list[ArrayKind] | None:
     return kinds
 
 
-@functools.cache
-def maker() -> str:
+def code_digest() -> str:
     """A digest of the code that makes a compiled piece of StableHLO: of this folder with its native module, of the
     module for JAX's private names, and of the versions of podrun, jaxlib and oneDNN."""
     here = Path(__file__).parent
-    versions = [podrun.__version__, *map(_version, ("jaxlib", PACKAGE))]
+    versions = [podrun.__version__, *map(installed_version, ("jaxlib", PACKAGE))]
     digest = hashlib.sha256(" ".join(versions).encode())
     files = [*sorted(here.glob("*.py")), *sorted(here.glob("*.so"))]
     for path in (*files, here.parent.parent / "private_apis" / "jax.py"):
@@ -114,15 +109,12 @@ def maker() -> str:
     return digest.hexdigest()
 
 
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "none"
+CODE = code_digest()
+"""Of the code that this process runs: files that change later are another process's."""
 
 
 def _path(folder: Path, key: str) -> Path:
-    return folder / f"{key}-{maker()[:_SHOWN]}.call"
+    return folder / f"{key}-{CODE[:_SHOWN]}.call"
 
 
 def _sum(text: str) -> str:
