@@ -49,9 +49,10 @@ def _check_size(layout: LaunchLayout) -> None:
     if size & (size - 1):
         powers = [1 << bit for bit in range(22) if (1 << bit) % per_replica == 0]
         fitting = _near([power // per_replica for power in powers], layout.replicas)
+        unit = "IPU" if per_replica == 1 else "IPUs"
         words = " or ".join(f"--num-replicas {n} ({n * per_replica} IPUs)" for n in fitting)
         raise UsageError(
-            f"{layout.replicas} replicas of {per_replica} IPUs need {size} IPUs, and a partition has a power of two",
+            f"{layout.replicas} replicas of {per_replica} {unit} need {size} IPUs, and a partition has a power of two",
             hint=f"Type {words}." if fitting else "Make --ipus-per-replica a power of two.",
         )
     if layout.ipus_per_instance > MAX_IPUS_PER_INSTANCE:

@@ -99,8 +99,6 @@ def explain(cli: CliContext, name: str | None, asked: str | None) -> None:
         waiting = {info.name: info for info in client.list_queue()}
         partition = None if name in waiting else client.get_partition(name or "")
         if partition is not None:
-            from podrun.partition.commands.rows import partition_fields
-
             cli.show("partition", value_to_json(partition), lambda: fields(partition_fields(partition)))
             return
         info = waiting[name or ""]

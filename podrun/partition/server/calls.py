@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger("podrun.partition")
-_ASK = "Ask an administrator of this server."
+ASK_ADMINISTRATOR = "Ask an administrator of this server."
 MESSAGE_BYTES = 800
 """Longest error message or hint on the wire: gRPC drops an answer whose headers exceed 8 KiB."""
 _STATUS: tuple[tuple[type[PodrunError], grpc.StatusCode], ...] = (

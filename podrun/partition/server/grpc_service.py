@@ -17,7 +17,7 @@ from podrun.core.errors import (
 from podrun.core.identity import Caller
 from podrun.core.telemetry import MachineReport
 from podrun.partition.server.access import AccountCaller
-from podrun.partition.server.calls import _ASK, ServiceCall, Servicer, abort_with, answers, who
+from podrun.partition.server.calls import ASK_ADMINISTRATOR, ServiceCall, Servicer, abort_with, answers, who
 from podrun.partition.server.event_log import BOUNDS_S, SYNCED, Change
 from podrun.partition.server.sharing import Sharing
 from podrun.partition.server.views import (
@@ -120,7 +120,8 @@ class UserServicer(Servicer):
     def CaptureState(self, request: pb.CaptureStateRequest, call: ServiceCall) -> Any:
         if not self.sees_all(call.caller):
             raise DeniedError(
-                f"{who(call.caller)} does not see the whole POD, which a capture shows", hint=_ASK
+                f"{who(call.caller)} does not see the whole POD, which a capture shows",
+                hint=ASK_ADMINISTRATOR,
             )
         return pb.CaptureStateResponse(json=self._service.captured())
 
@@ -202,7 +203,9 @@ class UserServicer(Servicer):
             log_ = self._service.events
             for change in log_.watch(request.resume_token, request.kinds, context.is_active):
                 if not self.is_current(caller):
-                    raise DeniedError(f"{who(caller)} is no user of this server any more", hint=_ASK)
+                    raise DeniedError(
+                        f"{who(caller)} is no user of this server any more", hint=ASK_ADMINISTRATOR
+                    )
                 text = self._told(caller, change)
                 if text is None:
                     continue
