@@ -113,6 +113,8 @@ def install_devices() -> None:
         text = str(getattr(chosen, "display_name", chosen))
         if not _IPU.search(text):
             set_device(self, chosen)
+            if hasattr(self, _NAME):
+                object.__delattr__(self, _NAME)
             return
         self._set_device_from_string("/device:CPU:0")
         object.__setattr__(self, _NAME, text)
@@ -131,7 +133,8 @@ def _named(plain: Any) -> property:
     """The property ``device`` of a class: the IPU's name where there is one."""
 
     def device(self: Any) -> Any:
-        own = getattr(self, _NAME, None)
+        placed = self if hasattr(self, _NAME) else getattr(getattr(self, "handle", None), "op", None)
+        own = getattr(placed, _NAME, None)
         return plain.__get__(self, type(self)) if own is None else own
 
     return property(device)
