@@ -20,6 +20,7 @@ REQUIRED: dict[str, str] = {
     "framework.ops.Graph._apply_device_functions": "takes IPUs out of the devices of operations on the host",
     "framework.ops.Operation._set_device": "takes IPUs out of the devices of operations beside others on the host",
     "framework.ops.Graph._device_functions_outer_to_inner": "tells on which device a program is placed",
+    "framework.ops.Graph._unsafe_unfinalize": "adds copies of operations of the host to a finished graph",
     "framework.ops.Graph._attr_scope": "marks what the host computes in the middle of a program",
     "framework.ops.get_gradient_function": "tells through which operations a gradient passes",
     "framework.tensor_util.MakeNdarray": "reads constants",

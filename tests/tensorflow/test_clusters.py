@@ -31,7 +31,7 @@ def tf(ipu: Any) -> Iterator[Any]:
 def clusters_of(tf: Any) -> list[int]:
     """How many clusters each kind of run had."""
     plans = tf.get_default_graph()._ipu_clusters.plans.values()
-    return [len(clusters) for clusters, _ in plans]
+    return [len(plan.clusters) for plan in plans]
 
 
 def test_halves_that_overflow_are_clipped_as_on_the_device(tf: Any) -> None:
@@ -156,6 +156,7 @@ def test_what_is_fed_in_the_middle_is_fetched_with_its_type(tf: Any) -> None:
         fetched = session.run([middle, last], {x: [0, 0], middle: [5, 6]})
     assert fetched[0].dtype == np.float32
     assert [f.tolist() for f in fetched] == [[5.0, 6.0], [15.0, 18.0]]
+    assert clusters_of(tf) == [1]
 
 
 def test_updates_happen_once_a_run(tf: Any) -> None:
@@ -169,6 +170,7 @@ def test_updates_happen_once_a_run(tf: Any) -> None:
             session.run(up)
         session.run(on_host)
         assert session.run(count) == 6.0
+    assert clusters_of(tf)[1:3] == [1, 1]
 
 
 def test_types_that_an_ipu_lacks(tf: Any) -> None:
@@ -180,6 +182,7 @@ def test_types_that_an_ipu_lacks(tf: Any) -> None:
         result = session.run(difference, {wide: [5, 5]})
         assert result.dtype == np.int64
         assert result.tolist() == [4, 3]
+        assert clusters_of(tf) == [1]
         with pytest.raises(tf.errors.InvalidArgumentError, match="no supported kernel for IPU devices"):
             session.run(double, {exact: [1.0, 2.0]})
     with tf.Session(config=tf.ConfigProto(allow_soft_placement=True)) as session:

@@ -112,7 +112,7 @@ def computed_again(levels: Mapping[tf.Operation, int]) -> dict[int, set[tf.Opera
             continue
         targets = operation.inputs[: facts["targets"]]
         sources = operation.inputs[facts["targets"] : facts["targets"] + facts["sources"]]
-        for passed in _path(targets, sources):
+        for passed in gradient_path(targets, sources):
             if levels.get(passed, level) == level:
                 continue
             of_device = levels[passed] % 2 == 0 or (
@@ -128,7 +128,7 @@ def computed_again(levels: Mapping[tf.Operation, int]) -> dict[int, set[tf.Opera
     return again
 
 
-def _path(targets: Sequence[tf.Tensor], sources: Sequence[tf.Tensor]) -> list[tf.Operation]:
+def gradient_path(targets: Sequence[tf.Tensor], sources: Sequence[tf.Tensor]) -> list[tf.Operation]:
     """The operations through which gradients of ``targets`` reach ``sources``."""
     starts = {id(origin(s)) for s in sources} | {id(s) for s in sources}
     operations = needed_operations([t.op for t in targets])

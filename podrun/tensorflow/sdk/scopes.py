@@ -17,7 +17,7 @@ from podrun.private_apis.tensorflow import missing_symbols
 from podrun.tensorflow.capture.gradient_cuts import install_cuts
 from podrun.tensorflow.capture.places import at_place
 from podrun.tensorflow.capture.program_graphs import OUTSIDE, in_program, outermost_program
-from podrun.tensorflow.execution.clusters import differentiated_on_device
+from podrun.tensorflow.execution.cluster_plans import differentiated_on_device
 from podrun.tensorflow.execution.device_table import DEVICES
 from podrun.tensorflow.execution.launching import install_sessions
 from podrun.tensorflow.execution.placed_devices import install_devices
