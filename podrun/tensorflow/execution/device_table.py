@@ -34,7 +34,7 @@ class DeviceTable:
     compiled: set[str] = field(default_factory=set)
     """The contents of the programs that were compiled since the configuration: equal ones share a compilation."""
     generation: int = 0
-    """Counts configurations: a program of an old one is compiled again."""
+    """Counts configurations, and how often compiled programs were cleared: older programs are compiled again."""
 
     def configure(self, config: Any, ipus: tuple[int, ...], distributed: tuple[int, int] | None) -> None:
         """Take a new configuration; devices of the old one are released."""

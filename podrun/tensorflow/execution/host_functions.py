@@ -25,7 +25,7 @@ class HostFunction:
         graph: FunctionGraph,
         results: Sequence[tf.Tensor],
         inputs: Sequence[tf.Tensor],
-        targets: Sequence[tf.Tensor] = (),
+        targets: Sequence[tf.Operation] = (),
     ) -> None:
         known = {t.name for t in inputs}
         operations = _operations_between([*(t.op for t in results), *targets], known)

@@ -107,7 +107,7 @@ class HostProgram:
         names: dict[str, str] = {}
         resources: set[str] = set()
         carried: dict[str, int] = {}
-        results: list[np.ndarray] = []
+        results: list[tf.Tensor] = []
         for place, (outer, inner) in enumerate(zip(loop.inputs, loop.body.inputs, strict=True)):
             if outer.dtype == tf.resource:
                 names[inner.name] = known[origin(outer).name]

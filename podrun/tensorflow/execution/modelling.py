@@ -92,18 +92,18 @@ class SlotUpdate:
 _QUEUE = re.compile(r"(?:in|out)feed\d+")
 
 
-def _told(value: object) -> object:
+def _in_full(value: object) -> object:
     """A value such that its text says all of it: arrays by a digest, graphs by their nodes."""
     if isinstance(value, np.ndarray):
         return value.shape, str(value.dtype), hashlib.sha256(value.tobytes()).hexdigest()
     if isinstance(value, OperatorGraph):
-        return _told(value.nodes), value.inputs, value.outputs
+        return _in_full(value.nodes), value.inputs, value.outputs
     if isinstance(value, Node):
-        return value.op_type, value.inputs, value.outputs, _told(value.attributes)
+        return value.op_type, value.inputs, value.outputs, _in_full(value.attributes)
     if isinstance(value, Mapping):
-        return [(key, _told(item)) for key, item in sorted(value.items())]
+        return [(key, _in_full(item)) for key, item in sorted(value.items())]
     if isinstance(value, (list, tuple)):
-        return [_told(item) for item in value]
+        return [_in_full(item) for item in value]
     return value
 
 
@@ -131,13 +131,18 @@ class ModelledStep:
         return repr((self.pipeline, self.recomputes, self.shares, places))
 
     def content(
-        self, types: Mapping[str, TensorType], values: Mapping[str, np.ndarray], device: tuple[int, str]
+        self,
+        types: Mapping[str, TensorType],
+        values: Mapping[str, np.ndarray],
+        baked: Mapping[str, np.ndarray],
+        device: tuple[int, str],
     ) -> str:
         """A digest that two steps have in common if one compilation is enough for both: they compute the same, on
-        values of the same types, whichever their queues are.
+        values of the same types, whichever their queues are. ``baked``: the values that are constants of the program.
         """
         held = sorted((key, value.shape, str(value.dtype)) for key, value in values.items())
-        text = repr((device, self.form, _told(self.nodes), sorted(types.items()), held, tuple(self.out)))
+        read = _in_full(self.nodes), list(types.items()), held, _in_full(baked)
+        text = repr((device, self.form, read, tuple(self.out)))
         numbers: dict[str, str] = {}
         text = _QUEUE.sub(lambda hit: numbers.setdefault(hit.group(), f"feed:{len(numbers)}"), text)
         return hashlib.sha256(text.encode()).hexdigest()

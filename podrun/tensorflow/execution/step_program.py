@@ -133,6 +133,7 @@ class StepProgram:
         """The results of the last run, a row for each replica of this process."""
         self._runs = 0
         self._baked: dict[str, np.ndarray] = {}
+        """The values that are constants of the program, such as those that decide shapes."""
         self._on_device: dict[str, np.ndarray] = {}
         """The values that the device has, as the host knows them."""
 
@@ -198,12 +199,14 @@ class StepProgram:
     def _prepared(self, values: Mapping[str, np.ndarray]) -> SessionParts:
         changed = [k for k, v in self._baked.items() if not np.array_equal(v, values[k])]
         if self.parts is None or changed:
-            self.parts = self._assembled(values)
-            built = self.parts.model.built
-            self._baked = {k: np.array(values[k]) for k in built.lowered.constants if k in values}
-            self._on_device = {}
+            parts = self._assembled(values)
+            constants = parts.model.built.lowered.constants
+            baked = {k: np.array(values[k]) for k in constants if k in values}
             with preparing(f"preparing {self.source.name!r}"):
-                self._compile(self.parts, values)
+                self._compile(parts, values, baked)
+            self.parts, self._baked, self._on_device = parts, baked, {}
+            if parts.program.on_device:
+                parts.program.on_device = False  # The device holds what was compiled before.
         return self.parts
 
     def _count_cycles(self, parts: SessionParts, iterations: int) -> None:
@@ -213,7 +216,9 @@ class StepProgram:
             step = parts.program.prepared(SessionCall.RUN).tile_report["step"]
             sys.stdout.write(f"{self.source.name}: total cycle count {step['cycles'] * iterations}\n")
 
-    def _compile(self, parts: SessionParts, values: Mapping[str, np.ndarray]) -> None:
+    def _compile(
+        self, parts: SessionParts, values: Mapping[str, np.ndarray], baked: Mapping[str, np.ndarray]
+    ) -> None:
         """Compile, and report what the program takes in the form that the tile model is shown. PoplarError if that
         does not fit.
         """
@@ -234,13 +239,13 @@ class StepProgram:
         )
         if modelled.micro_batches > 1:
             parts.program.executable = _each_iteration(whole, modelled.micro_batches)
-        content = modelled.content(self.feed_types, held, (self.source.ordinal, str(self.settings)))
+        content = modelled.content(self.feed_types, held, baked, (self.source.ordinal, str(self.settings)))
         if not self.source.reported or content in DEVICES.compiled:
             return
-        DEVICES.compiled.add(content)
         moment = datetime.now().astimezone().strftime("%Y-%m-%d__%H-%M-%S-%f")
         reports = SessionReports(shown, self.settings, ipus, f"tf_report__{moment}__{os.getpid()}")
         reports.after_compile(reports.engine_settings())
+        DEVICES.compiled.add(content)
 
     def _modelled(self) -> ModelledStep:
         return ModelledStep(

@@ -1,0 +1,88 @@
+"""When a program of TensorFlow is compiled, reported and checked, and when an earlier compilation is enough."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from podrun.core.errors import GraphMemoryAllocationError
+from podrun.runtime.graph import Node, TensorType
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed"
+)
+
+
+@pytest.fixture
+def helper(ipu: Any) -> Iterator[Any]:
+    """A folder for the reports of programs; afterwards there is one IPU without options."""
+    reports = ipu.test_utils.ReportHelper()
+    config = ipu.config.IPUConfig()
+    config.auto_select_ipus = 1
+    reports.set_autoreport_options(config)
+    config.configure_ipu_system()
+    yield reports
+    config = ipu.config.IPUConfig()
+    config.auto_select_ipus = 1
+    config.configure_ipu_system()
+
+
+def test_a_program_that_was_refused_is_refused_again(
+    ipu: Any, helper: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that does not fit its tiles is refused at each call, and so is an equal one that is built later."""
+    import tensorflow as tf
+
+    def refuse(report: object, profile_path: str) -> None:
+        raise GraphMemoryAllocationError("it does not fit")
+
+    def build() -> Callable[[tf.Tensor], tf.Tensor]:
+        return tf.function(lambda x: x * 5.0)
+
+    first, second = build(), build()
+    with ipu.ipu_strategy.IPUStrategyV1().scope() as strategy:
+        with monkeypatch.context() as patch:
+            patch.setattr("podrun.runtime.session_reports.check_report_fits", refuse)
+            for function in (first, first, second):
+                with pytest.raises(tf.errors.InternalError, match="it does not fit"):
+                    strategy.run(function, args=[tf.constant([1.0])])
+        assert strategy.run(first, args=[tf.constant([1.0])]).numpy() == [5.0]
+
+
+def test_a_program_for_another_size_is_reported(ipu: Any, helper: Any) -> None:
+    """An input that decides shapes is a constant of the program: for each value there is a program with a report,
+    whose numbers are right."""
+    import tensorflow as tf
+
+    @tf.function
+    def total(count: tf.Tensor) -> tf.Tensor:
+        return tf.reduce_sum(tf.zeros([count]) + 2.0)
+
+    with ipu.ipu_strategy.IPUStrategyV1().scope() as strategy:
+        for count, reports in ((4, 1), (4, 1), (64, 2), (4, 2)):
+            assert strategy.run(total, args=[tf.constant(count)]) == 2.0 * count
+            helper.assert_num_reports(reports)
+
+
+def content_of(feeds: dict[str, tuple[int, ...]], baked: int = 0) -> str:
+    """The content of a step that adds what two feeds of these names and shapes give."""
+    from podrun.tensorflow.execution.modelling import ModelledStep
+
+    node = Node("Add", "tensorflow", "sum", tuple(feeds), ("sum",))
+    types = {name: TensorType(np.dtype(np.float32), shape) for name, shape in feeds.items()}
+    step = ModelledStep("step", (node,), {}, {}, (), ("sum",), None)
+    return step.content(types, {"input/0": np.array(0)}, {"input/0": np.array(baked)}, (0, ""))
+
+
+def test_programs_are_equal_whichever_numbers_their_queues_have() -> None:
+    one = content_of({"infeed3/0": (2, 1), "infeed4/0": (3,)})
+    assert one == content_of({"infeed9/0": (2, 1), "infeed10/0": (3,)})
+    assert one != content_of({"infeed3/0": (3,), "infeed4/0": (2, 1)})
+    assert one != content_of({"infeed3/0": (2, 1), "infeed4/0": (3,)}, baked=1)
