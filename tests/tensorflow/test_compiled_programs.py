@@ -86,3 +86,27 @@ def test_programs_are_equal_whichever_numbers_their_queues_have() -> None:
     assert one == content_of({"infeed9/0": (2, 1), "infeed10/0": (3,)})
     assert one != content_of({"infeed3/0": (3,), "infeed4/0": (2, 1)})
     assert one != content_of({"infeed3/0": (2, 1), "infeed4/0": (3,)}, baked=1)
+
+
+def test_threads_trace_gradients_by_themselves() -> None:
+    """What one thread differentiates does not change what another one traces."""
+    from concurrent.futures import ThreadPoolExecutor
+    from types import SimpleNamespace
+
+    import jax
+    import jax.numpy as jnp
+
+    from podrun.tensorflow.operators.table import TensorFlowOperators, tracing_gradients
+
+    node = Node("Neg", "tensorflow", "y", ("x",), ("y",))
+    operator = TensorFlowOperators().lookup(node)
+
+    def traced() -> str:
+        context: Any = SimpleNamespace(xp=jnp)
+        return str(jax.make_jaxpr(lambda x: operator.function(context, node, x))(jnp.ones(1, jnp.float16)))
+
+    plain = traced()
+    with tracing_gradients(), ThreadPoolExecutor(1) as other:
+        assert other.submit(traced).result(60) == plain
+        assert traced() != plain
+    assert traced() == plain

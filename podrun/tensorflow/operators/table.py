@@ -10,6 +10,7 @@ import contextlib
 import functools
 import importlib
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,7 +100,7 @@ class HalfPrecision:
 
     def passed(self, value: Array) -> Array:
         """``value``, where gradients of halves that overflow on their way back become what other halves become."""
-        return _passing(self.nan_on_overflow)(value) if _is_float16(value) else value
+        return _with_clipped_gradient(self.nan_on_overflow)(value) if _is_float16(value) else value
 
 
 def _is_float16(value: Array) -> bool:
@@ -116,7 +117,7 @@ def _clipped(value: Array, nan_on_overflow: bool) -> Array:
 
 
 @functools.cache
-def _passing(nan_on_overflow: bool) -> Callable[[Array], Array]:
+def _with_clipped_gradient(nan_on_overflow: bool) -> Callable[[Array], Array]:
     """A function that gives its argument, and clips the gradient."""
     import jax
 
@@ -128,18 +129,18 @@ def _passing(nan_on_overflow: bool) -> Callable[[Array], Array]:
     return same
 
 
-_CUTS: list[None] = []
-"""An entry for each gradient whose forward pass is being traced."""
+_FOR_GRADIENTS = ContextVar("_FOR_GRADIENTS", default=False)
+"""Whether this thread traces the forward pass of a gradient."""
 
 
 @contextlib.contextmanager
 def tracing_gradients() -> Iterator[None]:
     """While the operations are traced that JAX differentiates."""
-    _CUTS.append(None)
+    token = _FOR_GRADIENTS.set(True)
     try:
         yield
     finally:
-        _CUTS.pop()
+        _FOR_GRADIENTS.reset(token)
 
 
 def load_table() -> None:
@@ -174,7 +175,7 @@ class TensorFlowOperators:
             return Operator(DOMAIN, node.op_type, 1, function, handler.folds, handler.random, fixed)
 
         def run(ctx: Context, item: Node, *inputs: Array) -> Array | tuple[Array, ...]:
-            if not _CUTS:
+            if not _FOR_GRADIENTS.get():
                 return halves.results(item, inputs, function(ctx, item, *inputs))
             inputs = tuple(map(halves.passed, inputs))
             results = halves.results(item, inputs, function(ctx, item, *inputs))
