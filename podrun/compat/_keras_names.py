@@ -168,8 +168,6 @@ _KERAS_ROOTS = ("tensorflow.python.keras", "keras", _API, "tf_keras")
 
 REFUSED_NAMES = {
     "EffectiveTransformer": "write it with keras.layers.MultiHeadAttention",
-    "ConvertToF8": "float8; use float16",
-    "ConvertFromF8": "float8; use float16",
     "Dense": "float8; use keras.layers.Dense",
     **dict.fromkeys(
         ("Model", "Sequential", "PipelineModel", "PipelineSequential"),

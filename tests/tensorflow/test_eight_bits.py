@@ -107,3 +107,31 @@ def test_data_must_be_bytes(ipu: Any) -> None:
 
     with pytest.raises(TypeError, match="only uint8 are supported"):
         ipu.f8_ops.QuarterTensor(tf.constant([1.0]), 0)
+
+
+@pytest.mark.parametrize("scale", [-33, 32, 40])
+def test_a_scale_has_six_bits(ipu: Any, scale: int) -> None:
+    with pytest.raises(ValueError, match=f"from -32 to 31.*scale={scale}"):
+        ipu.f8_ops.create_metadata(ipu.f8_ops.Format.F143, scale)
+
+
+def test_eager_mode_clips_as_a_program_does(ipu: Any) -> None:
+    """The greatest half is 65504; the nearest 8-bit float of this format and scale is 65536."""
+    import tensorflow as tf
+
+    f8 = ipu.f8_ops
+    packed = f8.convert_to_f8(
+        tf.constant([1e6, -65504.0, 3.0, np.nan]), f8.create_metadata(f8.Format.F152, 2)
+    )
+    values = f8.convert_from_f8(packed, tf.float32).numpy()
+    np.testing.assert_array_equal(values, np.float32([65504, -65504, 3, np.nan]))
+    product = f8.f8_matmul(tf.constant([[60000.0]]), tf.constant([[-2.0]]))
+    assert (product.dtype, float(product[0, 0])) == (tf.float16, -65504)
+
+
+def test_layers_of_version_1_have_no_8_bit_floats() -> None:
+    from podrun.compat._keras_names import own_module
+
+    assert hasattr(own_module("ipu_tensorflow_addons.keras.layers"), "ConvertToF8")
+    for name in ("ConvertToF8", "ConvertFromF8"):
+        assert not hasattr(own_module("ipu_tensorflow_addons.v1.layers"), name)

@@ -30,7 +30,11 @@ class EightBitFormat(IntEnum):
 
 
 def create_metadata(fmt: EightBitFormat, scale: int = 0) -> int:
-    """The byte that says format and scale: bit 7 for F143, and the scale in 6 bits."""
+    """The byte that says format and scale: bit 7 for F143, and the scale in 6 bits. ValueError for a scale that is not
+    from -32 to 31.
+    """
+    if not -32 <= scale <= 31:
+        raise ValueError(f"`scale` must be from -32 to 31, the range of 6 bits. Received: scale={scale}")
     return (128 if fmt == EightBitFormat.F143 else 0) | (scale & 0x3F)
 
 
@@ -93,30 +97,38 @@ def _bytes_of(data: object) -> tf.Tensor:
 
 def convert_to_f8(values: tf.Tensor, metadata: Metadata, name: str | None = None) -> QuarterTensor:
     """Numbers of any type, as halves, rounded to the nearest 8-bit float; the metadata is handed on as a tensor."""
-    halves = tf.cast(values, tf.float16)
-    said = tf.convert_to_tensor(metadata, tf.uint8)
+    halves = _halves(values)
+    scalar = tf.convert_to_tensor(metadata, tf.uint8)
     if tf.executing_eagerly():
-        return QuarterTensor(tf.constant(eight_bit_floats(np, halves.numpy(), said.numpy())), said)
-    (data,) = mark("to_eight_bits", [halves, said], [tf.TensorSpec(halves.shape, tf.uint8)], name=name)
-    return QuarterTensor(data, said)
+        return QuarterTensor(tf.constant(eight_bit_floats(np, halves.numpy(), scalar.numpy())), scalar)
+    (data,) = mark("to_eight_bits", [halves, scalar], [tf.TensorSpec(halves.shape, tf.uint8)], name=name)
+    return QuarterTensor(data, scalar)
 
 
 def convert_from_f8(
     packed_input: QuarterTensor | Sequence[object], dtype: tf.DType = tf.float16, name: str | None = None
 ) -> tf.Tensor:
     """The numbers of 8-bit floats: halves, or as another type."""
-    return tf.cast(tf.cast(_floats(QuarterTensor(*packed_input), name), tf.float16), dtype)
+    return tf.cast(_halves(_floats(QuarterTensor(*packed_input), name)), dtype)
+
+
+def _halves(values: tf.Tensor, name: str | None = None) -> tf.Tensor:
+    """A tensor in float16. Too large numbers become the greatest, in eager mode as on a device."""
+    halves = tf.cast(values, tf.float16, name=name)
+    if not tf.executing_eagerly():
+        return halves
+    return tf.where(tf.math.is_inf(halves), tf.sign(halves) * tf.float16.max, halves)
 
 
 def _floats(value: object, name: str | None = None) -> tf.Tensor:
     """A tensor in float32."""
     if not isinstance(value, QuarterTensor):
         return tf.cast(value, tf.float32)
-    said = tf.convert_to_tensor(value.metadata, tf.uint8)
+    scalar = tf.convert_to_tensor(value.metadata, tf.uint8)
     data = tf.convert_to_tensor(value.data)
     if tf.executing_eagerly():
-        return tf.constant(from_eight_bit_floats(np, data.numpy(), said.numpy()))
-    (floats,) = mark("from_eight_bits", [data, said], [tf.TensorSpec(data.shape, tf.float32)], name=name)
+        return tf.constant(from_eight_bit_floats(np, data.numpy(), scalar.numpy()))
+    (floats,) = mark("from_eight_bits", [data, scalar], [tf.TensorSpec(data.shape, tf.float32)], name=name)
     return floats
 
 
@@ -131,7 +143,7 @@ def _checked(value: object, rank: int) -> tf.Tensor:
 def f8_matmul(lhs: object, rhs: object, name: str = "f8_matmul") -> tf.Tensor:
     """The product of two matrices, or of groups of them; each is a `QuarterTensor` or a tensor. Gives halves."""
     left, right = (_checked(v, 2 if len(v.shape) == 2 else 3) for v in (lhs, rhs))  # type: ignore[attr-defined]
-    return tf.cast(tf.matmul(left, right), tf.float16, name=name)
+    return _halves(tf.matmul(left, right), name)
 
 
 def f8_conv_1d(
@@ -150,7 +162,7 @@ def f8_conv_1d(
     y = tf.nn.conv1d(
         x, w, strides, padding, data_format=data_format, dilations=list(np.atleast_1d(dilations))
     )
-    return tf.cast(y, tf.float16, name=name)
+    return _halves(y, name)
 
 
 def f8_conv_2d(
@@ -165,7 +177,7 @@ def f8_conv_2d(
     """A convolution over images. Gives halves."""
     x, w = _checked(inputs, 4), _checked(filters, 4)
     y = tf.nn.conv2d(x, w, strides, padding, data_format=data_format, dilations=dilations)
-    return tf.cast(y, tf.float16, name=name)
+    return _halves(y, name)
 
 
 def f8_conv_3d(
@@ -180,4 +192,4 @@ def f8_conv_3d(
     """A convolution over volumes. Gives halves."""
     x, w = _checked(inputs, 5), _checked(filters, 5)
     y = tf.nn.conv3d(x, w, list(strides), padding, data_format=data_format, dilations=list(dilations))
-    return tf.cast(y, tf.float16, name=name)
+    return _halves(y, name)
