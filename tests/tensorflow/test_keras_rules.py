@@ -145,6 +145,20 @@ def test_data_of_doubles_become_floats(one_ipu: None) -> None:
     close(model, trained(4, sum, 1))
 
 
+def test_an_element_of_one_tuple_stays_one(ipu_device: None) -> None:
+    """Data with integers of 64 bits are narrowed, in whichever structure they are."""
+    import tensorflow as tf
+
+    from podrun.tensorflow.keras.data_rules import IPUDataHandler
+
+    whole, real = np.arange(3), np.arange(3.0)
+    for element in (((whole, real),), (whole, real), {"a": whole}, (whole,), whole):
+        (epoch,) = IPUDataHandler(tf.data.Dataset.from_tensors(element)).enumerate_epochs()
+        taken = next(epoch[1])
+        tf.nest.assert_same_structure(taken, element)
+        assert {t.dtype for t in tf.nest.flatten(taken)} <= {tf.int32, tf.float32}
+
+
 def test_replicas_sum_gradients_of_consecutive_elements(two_replicas: None) -> None:
     model = linear(4)
     model.fit(POINTS, TARGETS, batch_size=4, shuffle=False, epochs=2, verbose=0)

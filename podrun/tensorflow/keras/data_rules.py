@@ -113,7 +113,10 @@ class IPUDataHandler(data_adapter.DataHandler):  # type: ignore[misc]
         super().__init__(x, y, **options)
         wide: tf.data.Dataset = self._dataset
         if any(spec.dtype in _NARROW for spec in tf.nest.flatten(wide.element_spec)):
-            self._dataset: tf.data.Dataset = wide.map(lambda *e: tf.nest.map_structure(_narrowed, _alone(e)))
+            several = type(wide.element_spec) is tuple
+            self._dataset: tf.data.Dataset = wide.map(
+                lambda *e: tf.nest.map_structure(_narrowed, e if several else e[0])
+            )
 
     def set_replication_factor(self, value: int) -> None:
         """Say how many replicas there are. ValueError if the data do not fit to them."""
@@ -122,10 +125,6 @@ class IPUDataHandler(data_adapter.DataHandler):  # type: ignore[misc]
 
 
 _NARROW = {tf.float64: tf.float32, tf.int64: tf.int32}
-
-
-def _alone(elements: tuple[object, ...]) -> object:
-    return elements[0] if len(elements) == 1 else elements
 
 
 def _narrowed(tensor: tf.Tensor) -> tf.Tensor:
