@@ -213,6 +213,55 @@ def test_state_of_an_optimizer_leaves_the_tiles(ipu: Any, tmp_path: Path) -> Non
     assert (streamed.over_time_bytes[-1], parts.over_time_bytes[-1]) == (slots, slots // 2)
 
 
+def _accumulated_by_keras(ipu: Any, folder: Path, way: str, **options: Any) -> tuple[np.ndarray, Any]:
+    """The weights and the memory of IPU 0, of two replicas that train a layer of 64 x 64 with Adam."""
+    import tf_keras
+
+    from podrun.tensorflow.addons.accumulating_wrappers import KerasGradientAccumulation
+
+    config = ipu.config.IPUConfig()
+    config.auto_select_ipus = 2
+    config.compilation_poplar_options = {"autoReport.all": "true", "autoReport.directory": str(folder)}
+    config.configure_ipu_system()
+    optimizer = tf_keras.optimizers.legacy.Adam(0.1)
+    with ipu.ipu_strategy.IPUStrategyV1().scope():
+        layer = tf_keras.layers.Dense(64, use_bias=False, kernel_initializer="ones", input_shape=(64,))
+        model = tf_keras.Sequential([layer])
+        if way == "optimizer":
+            optimizer = KerasGradientAccumulation(optimizer, 4, **options)
+        elif way == "options":
+            model.set_gradient_accumulation_options(4, **options)
+        else:
+            model.set_pipeline_stage_assignment([0])
+            model.set_pipelining_options(4, **options)
+        model.compile(optimizer, "mse", steps_per_execution=8)
+        ones = np.ones([8 * 8 * 2, 64], np.float32)
+        model.fit(ones, ones, batch_size=8, verbose=0)
+        (weights,) = model.get_weights()
+    (report,) = folder.iterdir()
+    return weights, profile_in_file(report / "profile.json").ipu_memory[0].memory
+
+
+@pytest.mark.parametrize("way", ["optimizer", "options", "one stage"])
+def test_state_of_an_optimizer_of_keras_leaves_the_tiles(ipu: Any, tmp_path: Path, way: str) -> None:
+    slots = 2 * 64 * 64 * 4
+    plain, whole = _accumulated_by_keras(ipu, tmp_path / "plain", way)
+    sharded, parts = _accumulated_by_keras(
+        ipu, tmp_path / "sharded", way, replicated_optimizer_state_sharding=True
+    )
+    np.testing.assert_array_equal(plain, sharded)
+    assert whole.always_live_bytes - parts.always_live_bytes == slots
+    assert parts.over_time_bytes[-1] == slots // 2
+    with pytest.raises(ValueError, match="optimizer state must be offloaded"):
+        _accumulated_by_keras(
+            ipu,
+            tmp_path / "refused",
+            way,
+            replicated_optimizer_state_sharding=True,
+            offload_weight_update_variables=False,
+        )
+
+
 def test_sharded_state_must_be_offloaded(ipu: Any) -> None:
     import tensorflow.compat.v1 as tf
 

@@ -15,6 +15,7 @@ from podrun.tensorflow.sdk.gradient_accumulation import (
     GradientAccumulationReductionMethod,
     GradientPairs,
 )
+from podrun.tensorflow.sdk.pipeline_rules import check_sharded_state
 
 
 class WrappedOptimizer(Optimizer):  # type: ignore[misc]
@@ -94,7 +95,12 @@ class KerasGradientAccumulation(WrappedOptimizer):
         super().__init__(opt, name)
         if num_mini_batches < 1:
             raise ValueError("num_mini_batches must be a positive number.")
-        self._accumulation = Accumulation(num_mini_batches, reduction_method, dtype)
+        storage = {
+            "offload_weight_update_variables": offload_weight_update_variables,
+            "replicated_optimizer_state_sharding": replicated_optimizer_state_sharding,
+        }
+        check_sharded_state(storage)
+        self._accumulation = Accumulation(num_mini_batches, reduction_method, dtype, storage)
 
     def apply_gradients(
         self,

@@ -14,8 +14,12 @@ from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
+from podrun.private_apis.tensorflow import private_module
+from podrun.tensorflow.capture.places import PipelineShape, pipeline_of, shape_pipeline
+from podrun.tensorflow.capture.program_graphs import IpuGraph, innermost_program
 from podrun.tensorflow.sdk.gradient_accumulation import Accumulation, GradientPairs
 from podrun.tensorflow.sdk.ipu_strategy import IPUStrategyV1, reduced_over_replicas
+from podrun.tensorflow.sdk.pipeline_rules import state_storage
 
 if TYPE_CHECKING:
     from tf_keras import Model
@@ -136,7 +140,13 @@ def _accumulated(
 def accumulated_update(
     optimizer: Optimizer, accumulation: Accumulation, grads_and_vars: GradientPairs, update: Replacement
 ) -> object:
-    """Accumulate the gradients of this step, and call ``update`` with the sums over replicas when they are complete."""
+    """Accumulate the gradients of this step, and call ``update`` with the sums over replicas when they are complete.
+    A program whose iterations are mini-batches is modelled as so many of them to an update, unless it is a pipeline.
+    """
+    program = _program_of_mini_batches()
+    if program is not None and pipeline_of(program) is None:
+        storage = state_storage(accumulation.storage)
+        shape_pipeline(program, PipelineShape(accumulation.count, None, (0,), storage=storage))
     pairs = [(g, v) for g, v in grads_and_vars if g is not None]
     with tf.init_scope():
         _ = optimizer.iterations
@@ -149,6 +159,17 @@ def accumulated_update(
         return update(grads_and_vars=ready, experimental_aggregate_gradients=False)
 
     return accumulation.apply(pairs, now, total)
+
+
+def _program_of_mini_batches() -> IpuGraph | None:
+    """The program that is being traced, unless this is a loop of TensorFlow in it."""
+    loop_body = private_module("ops.control_flow_v2_func_graphs").WhileBodyFuncGraph
+    program, graph = innermost_program(), tf.compat.v1.get_default_graph()
+    while program is not None and graph is not program:
+        if isinstance(graph, loop_body):
+            return None
+        graph = graph.outer_graph
+    return program
 
 
 def install_optimizer_names() -> None:

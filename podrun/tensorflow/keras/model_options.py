@@ -99,7 +99,8 @@ class ModelOptions:
         """The accumulation of a model that is not a pipeline."""
         if not self.accumulation_steps:
             return None
-        return Accumulation(self.accumulation_steps, self.reduction, self.accumulation_arguments.get("dtype"))
+        arguments = self.accumulation_arguments
+        return Accumulation(self.accumulation_steps, self.reduction, arguments.get("dtype"), arguments)
 
     def pipeline_accumulation(self) -> Accumulation:
         """The accumulation of a pipeline, which `set_pipelining_options` has to have set. ValueError otherwise."""
@@ -110,7 +111,7 @@ class ModelOptions:
                 "pipelined models accumulate gradients when they are trained."
             )
         dtype = self.pipeline_arguments.get("gradient_accumulation_dtype")
-        return Accumulation(self.pipeline_steps, self.reduction, dtype)
+        return Accumulation(self.pipeline_steps, self.reduction, dtype, self.pipeline_arguments)
 
 
 def options_of(model: Model) -> ModelOptions:

@@ -6,7 +6,7 @@ replicas stands before the branch that updates, because all replicas take part i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import TypeAlias
 
@@ -47,7 +47,8 @@ def zero_variable(name: str, shape: tf.TensorShape | Sequence[int], dtype: tf.DT
 
 class Accumulation:
     """Accumulators for one optimizer. ``count``: gradients of an update, a number or a tensor. ``dtype``: of the
-    accumulators, or a function of a variable; None: the variable's.
+    accumulators, or a function of a variable; None: the variable's. ``storage``: options that say where the optimizer's
+    state is kept.
     """
 
     def __init__(
@@ -55,10 +56,12 @@ class Accumulation:
         count: int | tf.Tensor,
         method: GradientAccumulationReductionMethod | str = GradientAccumulationReductionMethod.SUM,
         dtype: AccumulatorType = None,
+        storage: Mapping[str, object] | None = None,
     ) -> None:
         if isinstance(count, int) and count < 1:
             raise ValueError(f"The number of mini-batches must be >= 1, not {count}.")
         self.count, self.method = count, GradientAccumulationReductionMethod.parse(method)
+        self.storage = storage or {}
         self._dtype = dtype
         self._counter: tf.Variable | None = None
         self._sums: dict[int, tf.Variable] = {}

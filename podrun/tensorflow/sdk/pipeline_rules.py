@@ -89,11 +89,7 @@ def checked_pipeline(
         raise TypeError("The given recomputation_mode is not a member of the RecomputationMode enumeration.")
     if options.get("continuous_weight_updates"):
         raise NotImplementedError("Continuous weight updates are currently not supported.")
-    if (
-        options.get("replicated_optimizer_state_sharding")
-        and options.get("offload_weight_update_variables") is False
-    ):
-        raise ValueError("Replicated optimizer state must be offloaded: optimizer state must be offloaded.")
+    check_sharded_state(options)
     _check_stage_options(options, len(stages))
     flat = flat_mapping(mapping)
     if training and schedule is PipelineSchedule.Interleaved and len(set(flat)) != len(flat):
@@ -132,10 +128,22 @@ def wrong_count(count: int, mapping: list[int], schedule: PipelineSchedule, trai
     )
 
 
+def check_sharded_state(options: Mapping[str, object]) -> None:
+    """ValueError for options by which an optimizer's state would be sharded, but not offloaded."""
+    if (
+        options.get("replicated_optimizer_state_sharding")
+        and options.get("offload_weight_update_variables") is False
+    ):
+        raise ValueError(
+            "Replicated optimizer state must be offloaded: leave offload_weight_update_variables unset."
+        )
+
+
 def state_storage(options: Mapping[str, object]) -> StateStorage:
     """Where a program keeps what, as the options of a pipeline or of an accumulating optimizer say. Sharded state is
-    offloaded, as in the SDK; what they leave open (None) stays on the chip.
+    offloaded, as in the SDK; what they leave open (None) stays on the chip. ValueError as in `check_sharded_state`.
     """
+    check_sharded_state(options)
     config = DEVICES.config
     sharded = {kind for name, kind in _SHARDED.items() if options.get(name)}
     offloaded = {kind for name, kind in _OFFLOADED.items() if options.get(name)}

@@ -16,7 +16,7 @@ from podrun.tensorflow.sdk.gradient_accumulation import (
     GradientAccumulationReductionMethod,
     GradientPairs,
 )
-from podrun.tensorflow.sdk.pipeline_rules import state_storage
+from podrun.tensorflow.sdk.pipeline_rules import check_sharded_state, state_storage
 
 _Optimizer: Any = tf.compat.v1.train.Optimizer
 SUM = GradientAccumulationReductionMethod.SUM
@@ -99,15 +99,12 @@ class GradientAccumulationOptimizerV2(IpuOptimizer):
         super().__init__(opt, name)
         if num_mini_batches < 1:
             raise ValueError("num_mini_batches must be a positive number.")
-        if replicated_optimizer_state_sharding and offload_weight_update_variables is False:
-            raise ValueError(
-                "Replicated optimizer state must be offloaded: optimizer state must be offloaded."
-            )
         self._accumulation = Accumulation(num_mini_batches, reduction_method, dtype)
         self._storage = {
             "offload_weight_update_variables": offload_weight_update_variables,
             "replicated_optimizer_state_sharding": replicated_optimizer_state_sharding,
         }
+        check_sharded_state(self._storage)
 
     def apply_gradients(
         self, grads_and_vars: GradientPairs, global_step: tf.Variable | None = None, name: str | None = None
