@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,13 @@ pytestmark = [
 IPU = "/job:localhost/replica:0/task:0/device:IPU:0"
 POINTS = np.random.RandomState(0).rand(32, 4).astype(np.float32)
 SUMS = POINTS.sum(1, keepdims=True)
+
+
+@pytest.fixture
+def own_configuration(ipu: Any) -> Iterator[None]:
+    """A test may configure the IPUs as it likes: afterwards there is one, without options."""
+    yield
+    Program(ipu, 1)
 
 
 def test_values_of_programs_name_their_ipu(ipu: Any) -> None:
@@ -48,6 +56,7 @@ def test_a_strategy_runs_functions_of_every_kind(ipu: Any) -> None:
             strategy.run(lambda x: x, args=[one])
 
 
+@pytest.mark.usefixtures("own_configuration")
 def test_a_replica_reduces_over_all(ipu: Any) -> None:
     import tensorflow as tf
 
@@ -61,7 +70,6 @@ def test_a_replica_reduces_over_all(ipu: Any) -> None:
 
     with strategy.scope():
         assert strategy.run(total) == 3.0
-    Program(ipu, 1)
 
 
 def test_other_threads_iterate_as_usual(ipu: Any) -> None:
@@ -121,6 +129,7 @@ def test_scopes_leave_their_attributes(ipu: Any) -> None:
             pass
 
 
+@pytest.mark.usefixtures("own_configuration")
 def test_reports_are_where_the_configuration_says(ipu: Any) -> None:
     import tensorflow as tf
 
@@ -139,7 +148,6 @@ def test_reports_are_where_the_configuration_says(ipu: Any) -> None:
     helper.assert_num_reports(2)
     helper.clear_reports()
     helper.assert_num_reports(0)
-    Program(ipu, 1)
 
 
 def test_gradients_of_layers_are_captured(ipu: Any) -> None:
@@ -197,6 +205,7 @@ def test_scaled_updates_are_those_of_the_optimizer(ipu: Any, name: str) -> None:
     np.testing.assert_allclose(weights[0], weights[1], atol=1e-4)
 
 
+@pytest.mark.usefixtures("own_configuration")
 def test_equal_programs_are_compiled_once(ipu: Any) -> None:
     """A program that is made twice, with queues of its own, has one report; a configuration starts anew."""
     import tensorflow.compat.v1 as tf
@@ -228,9 +237,9 @@ def test_equal_programs_are_compiled_once(ipu: Any) -> None:
             assert build(session, 2.0) == [0.0, 2.0, 4.0, 6.0]
         helper.assert_num_reports(2)
         helper.clear_reports()
-    Program(ipu, 1)
 
 
+@pytest.mark.usefixtures("own_configuration")
 def test_tests_check_reports_of_what_they_place(ipu: Any) -> None:
     """``XLATestCase`` gives a session of a new graph; tests of TensorFlow have checks of reports."""
     import tensorflow.compat.v1 as tf
@@ -256,18 +265,21 @@ def test_tests_check_reports_of_what_they_place(ipu: Any) -> None:
     case.assert_each_tile_memory_is_less_than(report, 624 * 1024)
     total = sum(tile.memory.total.excludingGaps for tile in report.compilation.tiles)
     case.assert_total_tile_memory(report, total)
+    case.assert_num_reports(helper, 1)
     for wrong in (
         lambda: case.assert_compute_sets_contain_list(report, ["no such name"]),
         lambda: case.assert_compute_sets_not_in_blacklist(report, [names[0]]),
         lambda: case.assert_all_compute_sets_and_list(report, []),
         lambda: case.assert_total_tile_memory(report, 2 * total),
         lambda: case.assert_max_tile_memory(report, 1),
+        lambda: case.assert_num_reports(helper, 2),
+        lambda: case.assert_number_of_executions(report, len(report.execution.runs) + 1),
     ):
         with pytest.raises(AssertionError):
             wrong()
-    Program(ipu, 1)
 
 
+@pytest.mark.usefixtures("own_configuration")
 def test_cleared_caches_let_programs_be_compiled_again(ipu: Any) -> None:
     import tensorflow.compat.v1 as tf
 
@@ -288,7 +300,6 @@ def test_cleared_caches_let_programs_be_compiled_again(ipu: Any) -> None:
         session.run(clear)
         assert session.run(after) == 3.0
     helper.assert_num_reports(2)
-    Program(ipu, 1)
 
 
 def test_loss_scaling_shows_its_state(ipu: Any) -> None:

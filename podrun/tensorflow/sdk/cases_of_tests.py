@@ -27,6 +27,12 @@ if TYPE_CHECKING:
         compilation: tf.Module
         execution: tf.Module
 
+    class FolderOfReports(Protocol):
+        """What is used of a ``ReportHelper``."""
+
+        def find_reports(self) -> Sequence[str]:
+            """The reports, oldest first."""
+
 
 def _unmatched(names: Sequence[str], patterns: Sequence[str]) -> tuple[list[str], list[str]]:
     """Names that fit no pattern, and patterns that no name fits."""
@@ -112,6 +118,11 @@ class ReportChecks:
         """So many runs are in the report."""
         runs = len(report.execution.runs)
         _check(runs == n, f"{runs} runs in the report, not {n}")
+
+    def assert_num_reports(self, report_helper: FolderOfReports, n: int) -> None:
+        """So many reports are in the folder of a ``ReportHelper``."""
+        count = len(report_helper.find_reports())
+        _check(count == n, f"{count} reports in the folder, not {n}")
 
 
 class XLATestCase(tf.test.TestCase):  # type: ignore[misc]

@@ -178,18 +178,6 @@ class ReportHelper:
             shutil.rmtree(folder)
 
 
-def _has_reports(test: tf.test.TestCase, report_helper: ReportHelper, n: int) -> None:
-    test.assertLen(report_helper.find_reports(), n)
-
-
-def _has_executions(test: tf.test.TestCase, report: Any, n: int) -> None:
-    test.assertLen(report.execution.runs, n)
-
-
-tf.test.TestCase.assert_num_reports = _has_reports
-tf.test.TestCase.assert_number_of_executions = _has_executions
-
-
 def count_matches_in_list(input_list: Iterable[str], to_match: str) -> int:
     """How many texts fit a pattern with ``*``."""
     return sum(fnmatch.fnmatch(text, to_match) for text in input_list)
