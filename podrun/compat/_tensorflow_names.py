@@ -130,8 +130,8 @@ MOVED = {
     "tensorflow.python.trackable.tracking": "tensorflow.python.trackable.autotrackable",
     "tensorflow.python.trackable.util": "tensorflow.python.checkpoint.checkpoint",
 }
-"""Modules of the SDK's TensorFlow -> where TensorFlow has them now. What ``tracking`` has become is asked for its parts
-under its own name.
+"""Modules of the SDK's TensorFlow -> where TensorFlow has them now. Python then imports a module in ``tracking`` by the
+new name of its package, so ``trackable.tracking`` and ``trackable.util`` stand here too.
 """
 MOVED_NAMES = {
     "framework.ops": {

@@ -154,9 +154,10 @@ def _is_graph() -> bool:
     return not tf.executing_eagerly() and not hasattr(tf.compat.v1.get_default_graph(), "capture")
 
 
-def install_cuts(outside: Callable[[Sequence[Any], Sequence[Any]], bool]) -> None:
-    """Replace both ways to ask for gradients. Outside of programs they are TensorFlow's own, but where ``outside`` says
-    of targets and sources in the graph of a session that a device differentiates what lies between.
+def install_cuts(is_differentiated_here: Callable[[Sequence[Any], Sequence[Any]], bool]) -> None:
+    """Replace both ways to ask for gradients. Outside of programs they are TensorFlow's own, but where
+    ``is_differentiated_here`` says of targets and sources in the graph of a session that a device differentiates what
+    lies between.
     """
     helper_module = private_module("ops.gradients_util")
     helper, tape_gradient = helper_module._GradientsHelper, tf.GradientTape.gradient
@@ -164,7 +165,7 @@ def install_cuts(outside: Callable[[Sequence[Any], Sequence[Any]], bool]) -> Non
         return
 
     def gradients(ys: Any, xs: Any, grad_ys: Any = None, *args: Any, **options: Any) -> Any:
-        if not in_program() and not (_is_graph() and outside(_flat(ys), _flat(xs))):
+        if not in_program() and not (_is_graph() and is_differentiated_here(_flat(ys), _flat(xs))):
             return helper(ys, xs, grad_ys, *args, **options)
         sources = _flat(xs)
         results = cut_gradients(

@@ -66,29 +66,37 @@ class StageExtension:
 class _Extended(type):
     """The kind of classes whose instances are models of a sort that were made under an IPU strategy."""
 
+    is_sort_of: Callable[[Model], bool]
+
     def __instancecheck__(cls, instance: object) -> bool:
-        return (
-            isinstance(instance, tf_keras.Model) and on_ipu(instance) and model_sort(instance) == cls.__name__
-        )
-
-
-def model_sort(model: Model) -> str:
-    """The class of this module whose instance a model is."""
-    if is_sequential(model):
-        return SequentialExtension.__name__
-    return (FunctionalExtension if is_functional(model) else SubclassExtension).__name__
+        return isinstance(instance, tf_keras.Model) and on_ipu(instance) and cls.is_sort_of(instance)
 
 
 class SequentialExtension(metaclass=_Extended):
     """Sequential models on IPUs are its instances."""
 
+    @staticmethod
+    def is_sort_of(model: Model) -> bool:
+        """Whether a model is sequential."""
+        return is_sequential(model)
+
 
 class FunctionalExtension(metaclass=_Extended):
     """Models on IPUs that are graphs of layers are its instances, but not sequential ones."""
 
+    @staticmethod
+    def is_sort_of(model: Model) -> bool:
+        """Whether a model is a graph of layers."""
+        return is_functional(model)
+
 
 class SubclassExtension(metaclass=_Extended):
     """Models on IPUs that have a ``call`` of their own are its instances."""
+
+    @staticmethod
+    def is_sort_of(model: Model) -> bool:
+        """Whether a model is neither sequential nor a graph of layers."""
+        return not is_functional(model) and not is_sequential(model)
 
 
 def summary_lines(model: Model, width: int) -> Iterator[str]:

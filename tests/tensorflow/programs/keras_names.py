@@ -50,7 +50,7 @@ assert callable(combinations.generate)
 assert recurrent.RNN is keras.layers.RNN
 assert keras.engine.training.Model is Model
 assert callable(hdf5_format.save_model_to_hdf5)
-assert tracking.Checkpoint is tf.train.Checkpoint or callable(tracking.Checkpoint)
+assert tracking.Checkpoint is tf.train.Checkpoint
 assert GroupNorm is ipu_tensorflow_addons.keras.layers.GroupNorm
 assert ALSOptimizer is keras.ipu.optimizers.ALSOptimizer
 assert pipeline_stage_assignment.PipelineStage is PipelineStage
