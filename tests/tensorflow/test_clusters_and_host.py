@@ -277,6 +277,67 @@ def test_integers_that_an_ipu_cannot_hold_are_refused(tf: Any) -> None:
     assert clusters_of(tf) == [1]
 
 
+def test_a_constant_that_an_ipu_cannot_hold_is_the_hosts(tf: Any) -> None:
+    with tf.device(DEVICE):
+        x = tf.placeholder(tf.int64, [None])
+        y = x + tf.constant(2**40, tf.int64)
+    with tf.Session() as session:
+        assert session.run(y, {x: [2]}).tolist() == [2**40 + 2]
+    assert clusters_of(tf) == [0]
+
+
+@pytest.fixture
+def old_control_flow(tf: Any) -> Iterator[None]:
+    """Control flow of version 1: operations that switch."""
+    tf.disable_control_flow_v2()
+    yield
+    tf.enable_control_flow_v2()
+
+
+@pytest.mark.usefixtures("old_control_flow")
+def test_old_control_flow_of_the_host_runs_once(tf: Any) -> None:
+    calls: list[float] = []
+
+    def noted(value: np.ndarray) -> np.ndarray:
+        calls.append(float(value))
+        return np.float32(value + 1)
+
+    def body(value: Any) -> Any:
+        (result,) = tf.py_func(noted, [value], [tf.float32])
+        result.set_shape([])
+        return result
+
+    x = tf.placeholder(tf.float32, [])
+    looped = tf.while_loop(lambda v: v < 3.0, body, [x])
+    chosen = tf.cond(x > 0.0, lambda: body(x * 10.0), lambda: x)
+    with tf.device(DEVICE), tf.control_dependencies([chosen]):
+        y = tf.exp(looped)
+    with tf.Session() as session:
+        own = session.run([y, looped + 1.0, chosen * 2.0], {x: 1.0})
+        np.testing.assert_allclose(own, [np.exp(3.0), 4.0, 22.0], rtol=1e-6)
+        assert sorted(calls) == [1.0, 2.0, 10.0]
+        calls.clear()
+        np.testing.assert_allclose(session.run(y, {x: 2.0}), np.exp(3.0), rtol=1e-6)
+    assert sorted(calls) == [2.0, 20.0]
+    assert clusters_of(tf) == [1, 1]
+
+
+@pytest.mark.usefixtures("old_control_flow")
+def test_old_control_flow_behind_a_device_takes_the_run_to_the_host(tf: Any) -> None:
+    calls: list[float] = []
+    x = tf.placeholder(tf.float32, [])
+    with tf.device(DEVICE), tf.variable_scope("", use_resource=True):
+        count = tf.get_variable("count", [], initializer=tf.zeros_initializer())
+        up = tf.assign_add(count, tf.exp(x))
+    with tf.control_dependencies([up]):
+        chosen = tf.cond(x > -1.0, lambda: tf.py_func(calls.append, [x], []) and x * 2.0, lambda: x)
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        assert session.run(chosen, {x: 0.0}) == 0.0
+        assert session.run(count) == 1.0
+    assert clusters_of(tf)[1] == 0
+
+
 def test_colocation_with_the_host_is_the_hosts(tf: Any) -> None:
     with tf.device(HOST):
         x = tf.placeholder(tf.float32, [2])

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import tensorflow as tf
 
 from podrun.core.errors import PodrunError, UnsupportedError
@@ -40,6 +41,8 @@ _TRIVIAL = {
 """Operations that alone are no work for a device."""
 _READING = {"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp"}
 _REFUSED_TYPES = {tf.float64, tf.complex64, tf.complex128, tf.string, tf.variant}
+_NARROWED = {np.dtype(np.int64): np.int32, np.dtype(np.uint64): np.uint32}
+"""Types of integers -> what an IPU computes in their place."""
 _NO_KERNEL = (
     "Cannot assign a device for operation {}: Could not satisfy explicit device specification '{}' because no "
     "supported kernel for IPU devices is available."
@@ -71,6 +74,22 @@ def _fits(operation: GraphOperation) -> bool:
     kinds = [t.dtype for t in (*operation.inputs, *operation.outputs)]
     refused = any(k._is_ref_dtype or k in _REFUSED_TYPES for k in kinds)
     return known and not refused and not any(t.dtype == tf.resource for t in operation.outputs)
+
+
+def outside_of(array: np.ndarray) -> np.iinfo[Any] | None:
+    """The limits of an IPU's integers if an array has values outside of them."""
+    narrow = _NARROWED.get(array.dtype)
+    if narrow is None or not array.size:
+        return None
+    limits = np.iinfo(narrow)
+    return limits if array.min() < limits.min or array.max() > limits.max else None
+
+
+def _is_wide(tensor: GraphTensor) -> bool:
+    """Whether a tensor is a constant that an IPU's integers cannot hold."""
+    if tensor.op.type != "Const" or tensor.dtype not in (tf.int64, tf.uint64):
+        return False
+    return outside_of(np.asarray(tf.get_static_value(tensor))) is not None
 
 
 def differentiated_on_device(targets: Sequence[Any], sources: Sequence[Any]) -> bool:
@@ -158,6 +177,8 @@ class ClusterPlanner:
         self._place(needed)
         only_device = any(marked(o) is not None for o in self.ordinals)
         if all(o.type in _TRIVIAL for o in self.ordinals) and not only_device:
+            return alone
+        if not only_device and any(_is_wide(t) for o in self.ordinals for t in o.inputs):
             return alone
         try:
             return self._cut(needed, tensors, targets)

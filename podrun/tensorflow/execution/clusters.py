@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from podrun.private_apis.tensorflow import symbol
-from podrun.tensorflow.execution.cluster_plans import ClusterPlanner, PlannedCluster
+from podrun.tensorflow.execution.cluster_plans import ClusterPlanner, PlannedCluster, outside_of
 from podrun.tensorflow.execution.host_pieces import CopiedOperations, HostPiece
 from podrun.tensorflow.execution.host_program import HostProgram
 from podrun.tensorflow.execution.placed_devices import is_placed_graph
@@ -33,8 +33,8 @@ PlainRun = Callable[..., Any]
 _MOST_PROGRAMS = 16
 """So many programs of a cluster are kept, one for each set of shapes."""
 _MOST_PLANS = 256
-_NARROWED = {np.dtype(np.int64): np.dtype(np.int32), np.dtype(np.uint64): np.dtype(np.uint32)}
-"""Types of integers -> what an IPU computes in their place."""
+_STARTING = RLock()
+"""Held while the plans of a graph are made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,16 +102,14 @@ def _numpy_type(tensor: GraphTensor) -> Any:
 def _checked(tensor: GraphTensor, value: object) -> np.ndarray:
     """A value that enters a cluster. InvalidArgumentError if an IPU's integers cannot hold it."""
     array = np.asarray(value, _numpy_type(tensor))
-    narrow = _NARROWED.get(array.dtype)
-    if narrow is not None and array.size:
-        limits = np.iinfo(narrow)
-        if array.min() < limits.min or array.max() > limits.max:
-            raise tf.errors.InvalidArgumentError(
-                None,
-                tensor.op,
-                f"'{tensor.name}' has values outside of {limits.min}..{limits.max}. An IPU computes {array.dtype} as "
-                f"{narrow}: place what uses these values on the host, with tf.device('/device:CPU:0').",
-            )
+    limits = outside_of(array)
+    if limits is not None:
+        raise tf.errors.InvalidArgumentError(
+            None,
+            tensor.op,
+            f"'{tensor.name}' has values outside of {limits.min}..{limits.max}. An IPU computes {array.dtype} as "
+            f"{limits.dtype}: place what uses these values on the host, with tf.device('/device:CPU:0').",
+        )
     return array
 
 
@@ -208,9 +206,10 @@ def cluster_run(plain: PlainRun, session: Any, args: Sequence[Any], options: Map
     graph = session.graph
     if not is_placed_graph(graph):
         return plain(session, *args, **options)
-    plans = getattr(graph, "_ipu_clusters", None)
-    if plans is None:
-        plans = graph._ipu_clusters = ClusterPlans(graph)
+    with _STARTING:
+        plans = getattr(graph, "_ipu_clusters", None)
+        if plans is None:
+            plans = graph._ipu_clusters = ClusterPlans(graph)
     names = ("fetches", "feed_dict", "options", "run_metadata")
     chosen = {**dict(zip(names, args, strict=False)), **options}
     rest = (chosen.get("options"), chosen.get("run_metadata"))

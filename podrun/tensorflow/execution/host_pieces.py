@@ -55,12 +55,13 @@ def has_effect(operation: GraphOperation) -> bool:
     """Whether the host may run an operation only once in a run, and has to. Control flow of version 1 counts as its
     ends.
     """
-    if operation._get_control_flow_context() is not None:
+    context = operation._get_control_flow_context()
+    if operation.type in ("Exit", "RefExit"):
+        context = getattr(context, "outer_context", None)
+    if context is not None or operation.type in _WITHOUT_EFFECT:
         return False
     if operation.type in _ENDS:
         return True
-    if operation.type in _WITHOUT_EFFECT:
-        return False
     if any(argument.is_ref for argument in operation.op_def.input_arg):
         return True
     names_state = operation.outputs and all(_is_state(t) for t in operation.outputs)
