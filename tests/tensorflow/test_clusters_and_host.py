@@ -162,6 +162,21 @@ def test_a_later_cluster_reads_what_an_earlier_one_wrote(tf: Any) -> None:
     assert clusters_of(tf)[1] == 2
 
 
+def test_what_a_device_writes_later_is_read_before(tf: Any) -> None:
+    with tf.variable_scope("", use_resource=True):
+        variable = tf.get_variable("v", [], initializer=tf.ones_initializer())
+    read = tf.identity(variable.read_value())
+    with tf.device(DEVICE), tf.control_dependencies([read]):
+        up = tf.assign_add(variable, 5.0)
+    with tf.control_dependencies([up]):
+        late = variable.read_value() + read
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        assert session.run(late) == 7.0
+        assert session.run([late, read]) == [17.0, 6.0]
+    assert clusters_of(tf)[1:] == [1, 1]
+
+
 def test_what_the_host_read_is_not_read_again(tf: Any) -> None:
     with tf.variable_scope("", use_resource=True):
         variable = tf.get_variable("v", [], initializer=tf.ones_initializer())
@@ -275,6 +290,20 @@ def test_integers_that_an_ipu_cannot_hold_are_refused(tf: Any) -> None:
         with pytest.raises(tf.errors.InvalidArgumentError, match="outside of -2147483648"):
             session.run(y, {x: [1, 2**40]})
     assert clusters_of(tf) == [1]
+
+
+def test_operations_whose_values_nobody_takes(tf: Any) -> None:
+    calls: list[float] = []
+    with tf.device(DEVICE):
+        x = tf.placeholder(tf.float32, [])
+        y, drawn = tf.exp(x), tf.random.uniform([2])
+    with tf.control_dependencies([y, drawn]):
+        noted = tf.py_func(lambda value: calls.append(float(value)), [x], [])
+    with tf.Session() as session:
+        for fetched in (y.op, drawn.op, noted):
+            assert session.run(fetched, {x: 2.0}) is None
+    assert calls == [2.0]
+    assert clusters_of(tf) == [1, 1, 1]
 
 
 def test_a_constant_that_an_ipu_cannot_hold_is_the_hosts(tf: Any) -> None:

@@ -23,7 +23,7 @@ from podrun.tensorflow.execution.host_pieces import (
     HostPiece,
     HostPieces,
     UncutRunError,
-    has_effect,
+    runs_once,
 )
 from podrun.tensorflow.execution.host_program import HostProgram, ProgramPart, input_key
 from podrun.tensorflow.execution.part_levels import gradient_path
@@ -250,7 +250,7 @@ class ClusterPlanner:
         self, needed: set[GraphOperation], tensors: Sequence[GraphTensor], targets: Sequence[GraphOperation]
     ) -> tuple[list[PlannedCluster], HostPiece]:
         pieces = HostPieces(self.copies, self.fed, self.ordinals)
-        effects = [o for o in _in_order(needed - self.ordinals.keys()) if has_effect(o)]
+        timed = [o for o in _in_order(needed - self.ordinals.keys()) if runs_once(o)]
         groups = self._groups(needed)
         clusters = []
         for group in groups:
@@ -259,7 +259,7 @@ class ClusterPlanner:
                 *(o for other in groups if other is not group for o in other.again),
             ]
             used = {t.ref() for o in elsewhere for t in o.inputs} | {t.ref() for t in tensors}
-            first = [o for o in effects if self.stages.get(o, 0) < group.stage and o not in pieces.done]
+            first = [o for o in timed if self.stages.get(o, 0) < group.stage and o not in pieces.done]
             clusters.append(self._cluster(group, needed, used, pieces, first))
         last = [o for o in targets if o not in self.ordinals and o not in pieces.done]
         return clusters, pieces.piece(tensors, last, last=True)

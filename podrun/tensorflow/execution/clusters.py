@@ -52,6 +52,8 @@ class SessionCluster:
         """
         plan = self.plan
         plan.before.run(known, compute)
+        if not plan.program.step.nodes:
+            return
         handles = {key: value for key, value in known.items() if key.deref().dtype == tf.resource}
         with turn if plan.variables else nullcontext():
             read = compute([plan.entering[i] for i in plan.variables], handles) if plan.variables else []

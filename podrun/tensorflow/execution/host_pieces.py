@@ -51,7 +51,7 @@ class UncutRunError(Exception):
     """A run of a session cannot be cut into clusters; the message says at which operation."""
 
 
-def has_effect(operation: GraphOperation) -> bool:
+def _has_effect(operation: GraphOperation) -> bool:
     """Whether the host may run an operation only once in a run, and has to. Control flow of version 1 counts as its
     ends.
     """
@@ -78,6 +78,11 @@ def _reads(operation: GraphOperation) -> bool:
         return False
     of_ref = operation.type == "Identity" and bool(operation.inputs[0].dtype._is_ref_dtype)
     return of_ref or operation.type == "ReadVariableOp"
+
+
+def runs_once(operation: GraphOperation) -> bool:
+    """Whether it matters when the host runs an operation: it has an effect, or reads what may be written later."""
+    return _has_effect(operation) or _reads(operation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +189,7 @@ class HostPieces:
         once = []
         for operation in sorted(reached, key=lambda o: o._id):
             self._copy_bound(operation, copied)
-            if has_effect(operation) or _reads(operation):
+            if runs_once(operation):
                 once.append(operation)
         if not last:
             kept = (t for o in once for t in o.outputs if not _is_state(t) and t.dtype != tf.variant)
