@@ -292,6 +292,20 @@ def test_integers_that_an_ipu_cannot_hold_are_refused(tf: Any) -> None:
     assert clusters_of(tf) == [1]
 
 
+def test_an_update_happens_once_where_the_host_only_waits_for_it(tf: Any) -> None:
+    x = tf.placeholder(tf.float32, [2])
+    with tf.device(DEVICE), tf.variable_scope("", use_resource=True):
+        count = tf.get_variable("count", [2], initializer=tf.zeros_initializer())
+        up = tf.identity(tf.assign_add(count, tf.exp(x)))
+    on_host = tf.tanh(up)
+    both = tf.group(up, tf.group(on_host))
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        session.run([up, both], {x: [0.0, 0.0]})
+        assert session.run(count).tolist() == [1.0, 1.0]
+    assert clusters_of(tf)[1] == 1
+
+
 def test_operations_whose_values_nobody_takes(tf: Any) -> None:
     calls: list[float] = []
     with tf.device(DEVICE):

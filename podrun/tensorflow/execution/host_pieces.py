@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 
 _WITHOUT_EFFECT = {"VarHandleOp", "ReadVariableOp", "VarIsInitializedOp", "Placeholder", "Identity"}
+_CHECKS = {"CheckNumerics", "CheckNumericsV2", "EnsureShape"}
 _ENDS = {"Merge", "Exit", "RefMerge", "RefExit"}
 """Where control flow of version 1 ends: what is inside runs when these do."""
 
@@ -60,7 +61,7 @@ def _has_effect(operation: GraphOperation) -> bool:
         context = getattr(context, "outer_context", None)
     if context is not None or operation.type in _WITHOUT_EFFECT:
         return False
-    if operation.type in _ENDS:
+    if operation.type in _ENDS or operation.type in _CHECKS:
         return True
     if any(argument.is_ref for argument in operation.op_def.input_arg):
         return True
@@ -216,17 +217,39 @@ class HostPieces:
                 raise UncutRunError(f"the host would run {operation.type} '{operation.name}' again")
             reached.add(operation)
             waiting += [t.op for t in operation.inputs if t.ref() not in self.known]
-            waiting += [o for o in operation.control_inputs if not self._ran(o)]
+            waiting += self._behind(operation)[0]
         return reached
+
+    def _behind(self, operation: GraphOperation) -> tuple[Sequence[GraphOperation], bool]:
+        """The operations behind which one has to run by its control edges, and whether these differ from its own edges.
+        They do if an edge leads to what ran or is known, also through operations of which it does not matter when they
+        run: TensorFlow would turn these into edges to what makes their inputs.
+        """
+        behind: dict[GraphOperation, None] = {}
+        waiting, seen, differs = list(operation.control_inputs), set[Any](), False
+        while waiting:
+            other = waiting.pop()
+            if other in seen:
+                continue
+            seen.add(other)
+            if self._ran(other):
+                differs = True
+            elif runs_once(other) or other._get_control_flow_context() is not None:
+                behind[other] = None
+            else:
+                differs = differs or any(t.ref() in self.known for t in other.inputs)
+                waiting += [t.op for t in other.inputs if t.ref() not in self.known]
+                waiting += other.control_inputs
+        return (list(behind) if differs else operation.control_inputs), differs
 
     def _ran(self, operation: GraphOperation) -> bool:
         return operation in self.done or operation in self._of_devices
 
     def _copy_bound(self, operation: GraphOperation, copied: dict[GraphOperation, GraphOperation]) -> None:
         """Add a copy of an operation that must not run as it is: behind what ran, or behind a copy."""
-        behind = [o for o in operation.control_inputs if not self._ran(o)]
+        behind, differs = self._behind(operation)
         changed = [t for t in operation.inputs if t.op in copied and t.ref() not in self.known]
-        if len(behind) == len(operation.control_inputs) and not changed and copied.keys().isdisjoint(behind):
+        if not differs and not changed and copied.keys().isdisjoint(behind):
             return
         inside = operation._get_control_flow_context() is not None or operation.type in _ENDS
         if inside or any(_is_state(t) for t in operation.outputs if not operation.inputs):
