@@ -14,7 +14,6 @@ import jax
 import numpy as np
 import pytest
 from jax import export
-from jax.experimental.compilation_cache import compilation_cache
 
 from podrun.core import executable_file
 from podrun.core.executable import Computation
@@ -134,18 +133,7 @@ def _digest() -> str:
     return " ".join(hashlib.sha256(np.asarray(r).tobytes()).hexdigest() for r in results)
 
 
-@pytest.fixture
-def another_cache():
-    """JAX without a cache, so that podrun chooses one; afterwards the one that was there."""
-    before = jax.config.jax_compilation_cache_dir
-    jax.config.update("jax_compilation_cache_dir", None)
-    compilation_cache.reset_cache()
-    yield
-    jax.config.update("jax_compilation_cache_dir", before)
-    compilation_cache.reset_cache()
-
-
-@pytest.mark.usefixtures("another_cache")
+@pytest.mark.usefixtures("no_cache_of_jax")
 def test_a_damaged_entry_of_the_cache_is_compiled_and_written_again(tmp_path, recwarn):
     """Cut short, with other bytes, gone, or left by a process that was killed before it wrote the marker."""
     a, b = operands(SMALL)

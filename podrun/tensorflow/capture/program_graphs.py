@@ -44,7 +44,7 @@ class FunctionGraph(Protocol):
         """A scope in which new operations enter this graph."""
 
     def as_graph_def(self) -> tf.compat.v1.GraphDef:
-        """The graph and the functions that it calls, as a message."""
+        """The graph and the functions that it calls, as TensorFlow's message ``GraphDef``."""
 
     def capture(self, tensor: tf.Tensor) -> tf.Tensor:
         """The tensor in this graph that stands for one outside; a tensor of this graph is its own."""

@@ -115,7 +115,7 @@ def differentiated_on_device(targets: Sequence[Any], sources: Sequence[Any]) -> 
 
 
 class ClusterGraph:
-    """A graph of a session as one of a program on an IPU."""
+    """A session's graph, read as that of a program on the IPU number ``ordinal``."""
 
     def __init__(self, graph: tf.Graph, ordinal: int, number: int) -> None:
         self._graph, self.ordinal, self.name = graph, ordinal, f"cluster_{number}"
@@ -162,7 +162,7 @@ class ClusterPlanner:
         self.ordinals: dict[GraphOperation, int] = {}
         """The operations of clusters -> the number of their device."""
         self.stages: dict[GraphOperation, int] = {}
-        """Operation -> the cluster that it is in, or behind which it is."""
+        """Operation -> the number of its cluster, or of the last cluster that it waits for."""
 
     def clusters(
         self, tensors: Sequence[GraphTensor], targets: Sequence[GraphOperation]
@@ -279,13 +279,7 @@ class ClusterPlanner:
         again = set[Any]()
         waiting = list(own)
         while waiting:
-            operation = waiting.pop()
-            facts = marked(operation)
-            if facts is None or facts["kind"] != "gradients":
-                continue
-            targets = operation.inputs[: facts["targets"]]
-            sources = operation.inputs[facts["targets"] : facts["targets"] + facts["sources"]]
-            for passed in gradient_path(targets, sources):
+            for passed in gradient_path(waiting.pop()):
                 if any(t.ref() in self.fed for t in passed.outputs):
                     raise UncutRunError(f"a gradient passes through '{passed.name}', which is fed")
                 if passed in own or passed in again or _stops_gradients(passed):
@@ -364,14 +358,14 @@ def _plain_consumers(handle: GraphTensor, kind: str) -> Iterator[GraphOperation]
 
 
 def _reading(handle: GraphTensor) -> GraphTensor:
-    """What reads a variable. UncutRunError if nothing does."""
+    """A tensor that reads a variable. UncutRunError if nothing does."""
     for operation in _plain_consumers(handle, "ReadVariableOp"):
         return operation.outputs[0]
     raise UncutRunError(f"nothing reads the variable '{handle.name}' on the host")
 
 
 def _assigning(handle: GraphTensor) -> tuple[GraphOperation, GraphTensor]:
-    """What assigns a variable, and the tensor that it assigns. UncutRunError if nothing does."""
+    """The operation that assigns a variable, and the tensor that it assigns. UncutRunError if nothing does."""
     for operation in _plain_consumers(handle, "AssignVariableOp"):
         return operation, operation.inputs[1]
     raise UncutRunError(f"nothing assigns the variable '{handle.name}' on the host")

@@ -31,7 +31,7 @@ PlainRun = Callable[..., Any]
 """``run`` of a session as TensorFlow has it."""
 
 _MOST_PROGRAMS = 16
-"""So many programs of a cluster are kept, one for each set of shapes."""
+"""The most programs that a cluster keeps: it has one for each set of input shapes."""
 _MOST_PLANS = 256
 _STARTING = RLock()
 """Held while the plans of a graph are made."""

@@ -77,7 +77,7 @@ class HostFunction:
         return [np.asarray(value) for value in outcome[: len(self._results)]]
 
     def of_rows(self, rows: Mapping[str, np.ndarray]) -> list[list[np.ndarray]]:
-        """The results for each replica. ``rows``: of all that is ``entering``, a row for each replica or one row."""
+        """The results for each replica. ``rows``: name of an input -> its values, one per replica or one for all."""
         count = max((len(value) for value in rows.values()), default=1)
         return [self({name: value[row % len(value)] for name, value in rows.items()}) for row in range(count)]
 

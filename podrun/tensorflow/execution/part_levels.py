@@ -107,12 +107,7 @@ def computed_again(levels: Mapping[tf.Operation, int]) -> dict[int, set[tf.Opera
     load_table()
     again: dict[int, set[tf.Operation]] = {}
     for operation, level in levels.items():
-        facts = marked(operation)
-        if facts is None or facts["kind"] != "gradients":
-            continue
-        targets = operation.inputs[: facts["targets"]]
-        sources = operation.inputs[facts["targets"] : facts["targets"] + facts["sources"]]
-        for passed in gradient_path(targets, sources):
+        for passed in gradient_path(operation):
             if levels.get(passed, level) == level:
                 continue
             of_device = levels[passed] % 2 == 0 or (
@@ -128,17 +123,24 @@ def computed_again(levels: Mapping[tf.Operation, int]) -> dict[int, set[tf.Opera
     return again
 
 
-def gradient_path(targets: Sequence[tf.Tensor], sources: Sequence[tf.Tensor]) -> list[tf.Operation]:
-    """The operations through which gradients of ``targets`` reach ``sources``."""
+def gradient_path(operation: tf.Operation) -> list[tf.Operation]:
+    """The operations that ``operation`` differentiates, between its targets and its sources; none if it stands for no
+    gradients.
+    """
+    facts = marked(operation)
+    if facts is None or facts["kind"] != "gradients":
+        return []
+    count = facts["targets"]
+    targets, sources = operation.inputs[:count], operation.inputs[count : count + facts["sources"]]
     starts = {id(origin(s)) for s in sources} | {id(s) for s in sources}
     operations = needed_operations([t.op for t in targets])
     depends: set[tf.Operation] = set()
-    for operation in sorted(operations, key=_number):
-        if operation.type not in BLOCKING and any(
-            id(t) in starts or id(origin(t)) in starts or t.op in depends for t in operation.inputs
+    for behind in sorted(operations, key=_number):
+        if behind.type not in BLOCKING and any(
+            id(t) in starts or id(origin(t)) in starts or t.op in depends for t in behind.inputs
         ):
-            depends.add(operation)
-    return [operation for operation in depends if operation.type != "Placeholder"]
+            depends.add(behind)
+    return [behind for behind in sorted(depends, key=_number) if behind.type != "Placeholder"]
 
 
 def _number(operation: tf.Operation) -> int:

@@ -64,7 +64,7 @@ class StageExtension:
 
 
 class _Extended(type):
-    """The kind of classes whose instances are models of a sort that were made under an IPU strategy."""
+    """Classes for ``isinstance`` alone. A model made under an IPU strategy is an instance if `is_sort_of` says so."""
 
     is_sort_of: Callable[[Model], bool]
 
@@ -73,7 +73,7 @@ class _Extended(type):
 
 
 class SequentialExtension(metaclass=_Extended):
-    """Sequential models on IPUs are its instances."""
+    """``isinstance(model, SequentialExtension)``: a sequential model on IPUs."""
 
     @staticmethod
     def is_sort_of(model: Model) -> bool:
@@ -82,7 +82,7 @@ class SequentialExtension(metaclass=_Extended):
 
 
 class FunctionalExtension(metaclass=_Extended):
-    """Models on IPUs that are graphs of layers are its instances, but not sequential ones."""
+    """``isinstance(model, FunctionalExtension)``: a model on IPUs that is a graph of layers, but not sequential."""
 
     @staticmethod
     def is_sort_of(model: Model) -> bool:
@@ -91,7 +91,7 @@ class FunctionalExtension(metaclass=_Extended):
 
 
 class SubclassExtension(metaclass=_Extended):
-    """Models on IPUs that have a ``call`` of their own are its instances."""
+    """``isinstance(model, SubclassExtension)``: a model on IPUs whose class has a ``call`` of its own."""
 
     @staticmethod
     def is_sort_of(model: Model) -> bool:

@@ -28,14 +28,14 @@ if TYPE_CHECKING:
         execution: tf.Module
 
     class FolderOfReports(Protocol):
-        """What is used of a ``ReportHelper``."""
+        """A ``ReportHelper``, as far as it is used here."""
 
         def find_reports(self) -> Sequence[str]:
             """The reports, oldest first."""
 
 
 def _unmatched(names: Sequence[str], patterns: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Names that fit no pattern, and patterns that no name fits."""
+    """The names that fit no pattern, and the patterns that no name fits. A pattern may fit anywhere in a name."""
     wide = [f"*{pattern}*" for pattern in patterns]
     others = [name for name in names if not any(fnmatch.fnmatch(name, p) for p in wide)]
     return others, [p for p in wide if not any(fnmatch.fnmatch(name, p) for name in names)]
@@ -47,7 +47,7 @@ def _set_names(report: ReportOfTest) -> list[str]:
 
 
 def _check(holds: bool, message: str) -> None:
-    """AssertionError with a message unless something holds."""
+    """Raise AssertionError with the message unless ``holds``."""
     if not holds:
         raise AssertionError(message)
 
@@ -59,7 +59,10 @@ def _within(actual: Sequence[int], expected: int, tolerance: float) -> None:
 
 
 class ReportChecks:
-    """Checks that tests call on themselves. Each takes a report of ``pva``; patterns are those of file names."""
+    """Methods that every TensorFlow test case gets. Each raises AssertionError unless what its first line says holds.
+
+    ``report``: of ``pva``; patterns are those of file names; ``tolerance``: a share of the expected value.
+    """
 
     def assert_all_compute_sets_and_list(self, report: ReportOfTest, ok: Sequence[str]) -> None:
         """Each compute set fits a pattern, and each pattern a compute set."""
@@ -80,53 +83,53 @@ class ReportChecks:
     def assert_compute_sets_matches(
         self, report: ReportOfTest, expr: str, num_matches: int, msg: str | None = None
     ) -> None:
-        """So many compute sets fit a pattern."""
+        """``num_matches`` compute sets fit the pattern ``expr``."""
         count = sum(fnmatch.fnmatch(name, expr) for name in _set_names(report))
         _check(count == num_matches, msg or f"{count} compute sets fit {expr!r}, not {num_matches}")
 
     def assert_each_tile_memory_is_less_than(
         self, report: ReportOfTest, max_expected: int, tolerance: float = 0.01
     ) -> None:
-        """No tile has more bytes, without gaps."""
+        """No tile has more than ``max_expected`` bytes, gaps not counted."""
         most = max(tile.memory.total.excludingGaps for tile in report.compilation.tiles)
         _check(most <= max_expected * (1.0 + tolerance), f"{most} bytes on a tile, more than {max_expected}")
 
     def assert_total_tile_memory(self, report: ReportOfTest, expected: int, tolerance: float = 0.01) -> None:
-        """All tiles together have so many bytes, without gaps."""
+        """All tiles together have ``expected`` bytes, gaps not counted."""
         total = sum(tile.memory.total.excludingGaps for tile in report.compilation.tiles)
         _within([total], expected, tolerance)
 
     def assert_max_tile_memory(self, report: ReportOfTest, expected: int, tolerance: float = 0.01) -> None:
-        """The fullest tile has so many bytes, without gaps."""
+        """The fullest tile has ``expected`` bytes, gaps not counted."""
         most = max(tile.memory.total.excludingGaps for tile in report.compilation.tiles)
         _within([most], expected, tolerance)
 
     def assert_always_live_memory(self, report: ReportOfTest, expected: int, tolerance: float = 0.01) -> None:
-        """All tiles together always hold so many bytes."""
+        """All tiles together have ``expected`` bytes that are always live."""
         held = sum(tile.memory.alwaysLiveBytes for tile in report.compilation.tiles)
         _within([held], expected, tolerance)
 
     def assert_execution_report_cycles(
         self, report: ReportOfTest, idx: int, expected: int, tolerance: float = 0.01
     ) -> None:
-        """Each tile takes so many cycles in a run."""
+        """Each tile takes ``expected`` cycles in the run number ``idx``."""
         steps = report.execution.runs[idx].steps
         cycles = [sum(row) for row in zip(*(step.cyclesByTile for step in steps), strict=True)]
         _within(cycles, expected, tolerance)
 
     def assert_number_of_executions(self, report: ReportOfTest, n: int) -> None:
-        """So many runs are in the report."""
+        """The report has ``n`` runs."""
         runs = len(report.execution.runs)
         _check(runs == n, f"{runs} runs in the report, not {n}")
 
     def assert_num_reports(self, report_helper: FolderOfReports, n: int) -> None:
-        """So many reports are in the folder of a ``ReportHelper``."""
+        """The folder of a ``ReportHelper`` has ``n`` reports."""
         count = len(report_helper.find_reports())
         _check(count == n, f"{count} reports in the folder, not {n}")
 
 
 class XLATestCase(tf.test.TestCase):  # type: ignore[misc]
-    """A test whose sessions have a graph of their own, and which TensorFlow's sessions of tests are refused."""
+    """A test case whose `session` has a new graph each time. The other two ways to a session are refused."""
 
     device = "IPU"
 
