@@ -136,10 +136,10 @@ def test_a_temporary_moves_to_the_client_of_the_piece_that_reads_it() -> None:
     shared, alone = reads(two_thread_device()), reads(one_thread_device())
     buffers, value = Buffers(linear(4), SoloGroup()), on(two_thread_device(), np.arange(1024))
     frame = Frame(values={"t": value})
-    (read,) = buffers.readers(alone)
-    assert read(frame) is value  # No piece has given it there.
-    buffers.check(shared)
-    (read,), (keep,) = buffers.readers(alone), buffers.readers(shared)
+    assert (shared.is_shared, alone.is_shared) == (True, False)
+    (read,) = buffers.readers(alone, mixed=False)
+    assert read(frame) is value
+    (read,), (keep,) = (buffers.readers(piece, mixed=True) for piece in (alone, shared))
     assert keep(frame) is value
     assert read(frame).device == one_thread_device()
     assert read(frame).unsafe_buffer_pointer() == value.unsafe_buffer_pointer()

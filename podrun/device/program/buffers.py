@@ -26,7 +26,7 @@ from podrun.device.program.xla_memory import (
     in_shape,
     updated_in_place,
 )
-from podrun.device.xla.clients import on_one_thread, one_thread_device
+from podrun.device.xla.clients import on_one_thread
 from podrun.device.xla.matrix_products import ResultPlaces
 
 if TYPE_CHECKING:
@@ -48,7 +48,6 @@ class Buffers(ProgramMemory):
         super().__init__(executable, group)
         self._donated: dict[str, DonatedArena] = {}
         self._operands = Operands()
-        self._on_two_threads = False  # whether there is a piece that two threads share
         self.own_copies = ReplicaCopies(self, executable)
 
     # --- The host's side ------------------------------------------------------------------------------------
@@ -149,13 +148,13 @@ class Buffers(ProgramMemory):
             return self._operands.over(in_shape(part, shape))
         return self._operands.over(in_shape(self.slice_at(arena, machine), shape))
 
-    def readers(self, piece: Piece) -> list[Read]:
-        """A `reader` for each operand of a piece, which may get temporaries of another client's pieces."""
-        on_two = piece.device is not None and piece.device != one_thread_device()
+    def readers(self, piece: Piece, *, mixed: bool) -> list[Read]:
+        """A `reader` for each operand of a piece. ``mixed``: the program has pieces of two threads, whose
+        results are temporaries of another client's.
+        """
+        converts = mixed and not piece.is_shared
         names = zip(piece.computation.inputs, piece.shapes, strict=True)
-        return [
-            self.reader(name, shape, converts=not on_two and self._on_two_threads) for name, shape in names
-        ]
+        return [self.reader(name, shape, converts=converts) for name, shape in names]
 
     def reader(self, name: str, shape: Shape = None, *, converts: bool = False) -> Read:
         """`operand` for one name, resolved beforehand: most buffers are the same array in every batch. ``converts``:
@@ -172,9 +171,7 @@ class Buffers(ProgramMemory):
         return partial(_temporary, name)
 
     def check(self, piece: Piece) -> None:
-        """Raises ApplicationRuntimeError unless what a piece takes from lasting buffers and puts there fits. Called
-        for all pieces before `readers`."""
-        self._on_two_threads |= piece.device is not None and piece.device != one_thread_device()
+        """Raises ApplicationRuntimeError unless what a piece takes from lasting buffers and puts there fits."""
         names = (*piece.computation.inputs, *piece.computation.outputs)
         for name, (size, dtype) in zip(names, piece.kinds, strict=True):
             target = self._target(name)

@@ -103,8 +103,9 @@ class Interpreter:
             buffers.check(piece)
         # First, because a donated arena moves to memory of XLA's.
         donated = {name: _donated(piece, buffers) for name, piece in pieces.items()}
+        mixed = any(piece.is_shared for piece in pieces.values())
         self._computes = {
-            name: _compute(piece, buffers, core_lock, donated[name], finite=finite)
+            name: _compute(piece, buffers, core_lock, donated[name], finite=finite, mixed=mixed)
             for name, piece in pieces.items()
         }
         self._group = group
@@ -115,11 +116,8 @@ class Interpreter:
         )
         self._trailing_gathers = trailing_gathers(instructions)
         self._host_gathers = False
-        self._fused_tail = (
-            None
-            if finite or messages is not None
-            else make_fused_tail(instructions, pieces, buffers, group, core_lock)
-        )
+        fuses = not finite and messages is None
+        self._fused_tail = make_fused_tail(instructions, pieces, buffers, group, core_lock) if fuses else None
         # With one list, only a Receive waits.
         self._never_waits = len(instructions) == 1 and not any(
             isinstance(i, Receive) for i in instructions[0]
@@ -295,11 +293,11 @@ def _check_finite(names: Sequence[str], results: Sequence[Any]) -> None:
 
 
 def _compute(
-    piece: Piece, buffers: Buffers, core_lock: CoreLock, donated: DonatedOperands, *, finite: bool = False
+    piece: Piece, buffers: Buffers, lock: CoreLock, donated: DonatedOperands, *, finite: bool, mixed: bool
 ) -> Action:
     """The function that runs a piece on a frame. Everything that is the same for every batch is looked up here."""
     computation = piece.computation
-    readers = buffers.readers(piece)
+    readers = buffers.readers(piece, mixed=mixed)
     writers = [buffers.writer(name) for name in computation.outputs]
     for operand, read, result, take in donated:
         readers[operand], writers[result] = read, take
@@ -307,7 +305,7 @@ def _compute(
     lasting = bool(buffers.arenas_written_by(computation))
 
     def run(frame: Frame, now: BatchState) -> None:
-        with core_lock:
+        with lock:
             if buffers.own_copies:
                 buffers.own_copies.compute(computation, frame, compute)
             else:

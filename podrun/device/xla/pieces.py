@@ -94,6 +94,11 @@ class Piece:
     placed: frozenset[int] = frozenset()
     """Positions of results that may be written to memory of the caller's (`matrix_products.ResultPlaces`)."""
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether two threads compute it, on a client of their own."""
+        return self.device is not None and self.device != one_thread_device()
+
 
 class PieceCache:
     """Compiled pieces of this process, by content. Safe to use from several threads.
