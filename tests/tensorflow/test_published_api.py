@@ -265,6 +265,11 @@ def test_tests_check_reports_of_what_they_place(ipu: Any) -> None:
     case.assert_each_tile_memory_is_less_than(report, 624 * 1024)
     total = sum(tile.memory.total.excludingGaps for tile in report.compilation.tiles)
     case.assert_total_tile_memory(report, total)
+    live = sum(tile.memory.alwaysLiveBytes for tile in report.compilation.tiles)
+    case.assert_always_live_memory(report, live)
+    cycles = report.execution.totalCycles.total
+    assert cycles > 0
+    case.assert_execution_report_cycles(report, cycles)
     case.assert_num_reports(helper, 1)
     for wrong in (
         lambda: case.assert_compute_sets_contain_list(report, ["no such name"]),
@@ -272,6 +277,9 @@ def test_tests_check_reports_of_what_they_place(ipu: Any) -> None:
         lambda: case.assert_all_compute_sets_and_list(report, []),
         lambda: case.assert_total_tile_memory(report, 2 * total),
         lambda: case.assert_max_tile_memory(report, 1),
+        lambda: case.assert_always_live_memory(report, 2 * live + 1),
+        lambda: case.assert_execution_report_cycles(report, 2 * cycles),
+        lambda: case.assert_execution_report_cycles(report, cycles, expected_executions=2),
         lambda: case.assert_num_reports(helper, 2),
         lambda: case.assert_number_of_executions(report, len(report.execution.runs) + 1),
     ):

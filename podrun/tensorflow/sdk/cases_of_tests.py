@@ -110,12 +110,11 @@ class ReportChecks:
         _within([held], expected, tolerance)
 
     def assert_execution_report_cycles(
-        self, report: ReportOfTest, idx: int, expected: int, tolerance: float = 0.01
+        self, report: ReportOfTest, expected: int, tolerance: float = 0.01, expected_executions: int = 1
     ) -> None:
-        """Each tile takes ``expected`` cycles in the run number ``idx``."""
-        steps = report.execution.runs[idx].steps
-        cycles = [sum(row) for row in zip(*(step.cyclesByTile for step in steps), strict=True)]
-        _within(cycles, expected, tolerance)
+        """The report has ``expected_executions`` runs, which take ``expected`` cycles in all."""
+        self.assert_number_of_executions(report, expected_executions)
+        _within([report.execution.totalCycles.total], expected, tolerance)
 
     def assert_number_of_executions(self, report: ReportOfTest, n: int) -> None:
         """The report has ``n`` runs."""
