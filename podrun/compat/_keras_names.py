@@ -146,12 +146,21 @@ _OLD_KERAS = {
     },
     "optimizer_v2.learning_rate_schedule": "src.optimizers.schedules.learning_rate_schedule",
     "optimizer_v2.utils": "src.optimizers.utils",
+    "backend": "src.backend",
     "layers.embeddings": "src.layers.core.embedding",
     "layers.merge": "src.layers.merging",
+    "layers.advanced_activations": "src.layers.activation",
+    "layers.dense_attention": "src.layers.attention",
+    "layers.wrappers": "src.layers",
+    "initializers.initializers_v2": "src.initializers.initializers",
+    "optimizer_v1": "src.optimizers.optimizer_v1",
     "layers.recurrent": "src.layers.rnn",
     "layers.recurrent_v2": "src.layers.rnn",
     "saving.hdf5_format": "src.saving.legacy.hdf5_format",
     "saving.save": "src.saving.legacy.save",
+    "saving.model_config": "src.saving.legacy.model_config",
+    "saving.saving_utils": "src.saving.legacy.saving_utils",
+    "saving.saved_model.load": "src.saving.legacy.saved_model.load",
     "saving.saved_model": "src.saving.legacy.saved_model",
     "saving.saved_model.json_utils": "src.saving.legacy.saved_model.json_utils",
     "combinations": "src.testing_infra.test_combinations",
@@ -223,6 +232,25 @@ def own_module(fullname: str) -> types.ModuleType | None:
     return None
 
 
+_FROZEN_ROOT = "tensorflow.python.keras"
+_FROZEN: dict[str, types.ModuleType] = {}
+"""TensorFlow's own copy of Keras, which it has loaded itself: module below its root -> module."""
+_FROZEN_ALONE = ("layers.legacy_rnn", "legacy_tf_layers", "optimizer_v2.legacy_learning_rate_decay")
+"""Modules of the copy that other modules of TensorFlow stand on."""
+
+
+def _replace_the_copy() -> None:
+    """Let ``tensorflow.python.keras`` be ``tf_keras``, though TensorFlow has loaded a copy of Keras under that name:
+    models of one do not take layers of the other.
+    """
+    lead = f"{_FROZEN_ROOT}."
+    for name in [n for n in sys.modules if n.startswith(lead)]:
+        if not name[len(lead) :].startswith(_FROZEN_ALONE):
+            _FROZEN[name[len(lead) :]] = sys.modules.pop(name)
+    sys.modules[_FROZEN_ROOT] = importlib.import_module("tf_keras")
+    importlib.import_module("tensorflow.python").keras = sys.modules[_FROZEN_ROOT]  # type: ignore[attr-defined]
+
+
 def _is_public(key: str) -> bool:
     """Whether a module is among the public ones of ``tf_keras``."""
     place = Path(importlib.import_module(_API).__path__[0], *key.split("."))
@@ -232,7 +260,7 @@ def _is_public(key: str) -> bool:
 def _keras_module(fullname: str) -> types.ModuleType | None:
     """The module of ``tf_keras`` that an old name means."""
     for root in _KERAS_ROOTS:
-        if fullname == root == "tensorflow.python.keras":
+        if fullname == root == _FROZEN_ROOT:
             return importlib.import_module("tf_keras")
         if not fullname.startswith(root + "."):
             continue
@@ -248,6 +276,8 @@ def _keras_module(fullname: str) -> types.ModuleType | None:
                 return importlib.import_module(f"tf_keras.{candidate}")
             except ModuleNotFoundError:
                 continue
+        if root == _FROZEN_ROOT and key in _FROZEN:
+            return _FROZEN[key]
     return None
 
 
@@ -300,6 +330,7 @@ def serve_keras_names() -> None:
     ipu = importlib.import_module("keras.ipu") if "keras" in sys.modules else own_module("keras.ipu")
     for name in ("tf_keras", "tf_keras.api._v2.keras", "tensorflow.keras"):
         importlib.import_module(name).ipu = ipu  # type: ignore[attr-defined]
+    _replace_the_copy()
     importlib.import_module("tf_keras").__getattr__ = _old_attribute  # type: ignore[method-assign]
 
 

@@ -22,10 +22,15 @@ from keras.optimizer_v2.adam import Adam
 from keras.saving import hdf5_format
 from keras.utils import generic_utils, tf_utils
 from tensorflow.python import ipu
+from tensorflow.python import keras as internal_keras
 from tensorflow.python.framework import ops
 from tensorflow.python.ipu import keras as ipu_keras
 from tensorflow.python.ipu.distributed.popdist_strategy import PopDistStrategy
 from tensorflow.python.ipu.horovod import popdist_strategy
+from tensorflow.python.keras import backend as internal_backend
+from tensorflow.python.keras.engine import base_layer
+from tensorflow.python.keras.layers import Dense as InternalDense
+from tensorflow.python.keras.optimizer_v2.gradient_descent import SGD as InternalSGD
 from tensorflow.python.layers import normalization
 from tensorflow.python.ops import control_flow_ops
 from tensorflow.python.training.tracking import util as tracking
@@ -48,6 +53,12 @@ assert keras.testing_utils.run_v2_only is testing_utils.run_v2_only
 assert issubclass(keras_parameterized.TestCase, tf.test.TestCase)
 assert callable(combinations.generate)
 assert recurrent.RNN is keras.layers.RNN
+assert internal_keras.Model is Model
+assert InternalDense is internal_keras.layers.Dense is Dense
+assert InternalSGD is keras.optimizers.SGD
+assert base_layer.Layer is keras.layers.Layer
+assert internal_backend.set_floatx is keras.backend.set_floatx
+assert callable(internal_backend.in_train_phase)
 assert keras.engine.training.Model is Model
 assert callable(hdf5_format.save_model_to_hdf5)
 assert tracking.Checkpoint is tf.train.Checkpoint
