@@ -170,10 +170,15 @@ def test_epochs_of_all_data_start_again_with_replicas(two_replicas: None) -> Non
 
     data = tf.data.Dataset.from_tensor_slices((POINTS, TARGETS)).batch(4, drop_remainder=True)
     model = linear(4)
-    model.fit(data, steps_per_epoch=4, epochs=3, verbose=0)
+    model.fit(data, steps_per_epoch=8, epochs=3, verbose=0)  # All eight batches: four steps of two replicas.
     close(model, trained(4, sum, 2, epochs=3))
-    with pytest.raises(ValueError, match="all 2 replicas are requested to run 5 steps each"):
-        linear().fit(data, steps_per_epoch=5, verbose=0)
+    with pytest.raises(ValueError, match="can generate at least 10 batches"):
+        linear().fit(data, steps_per_epoch=10, verbose=0)
+    with pytest.raises(ValueError, match="all 2 replicas are requested to run 1 steps each"):
+        linear().fit(data, steps_per_epoch=1, verbose=0)
+    with pytest.raises(ValueError, match="at least 18 batches"):
+        linear().fit(data, steps_per_epoch=6, epochs=3, verbose=0)
+    assert linear(2).predict(POINTS, batch_size=2, steps=2).shape == (4, 1)
 
 
 def test_steps_that_replicas_cannot_share_are_dropped(two_replicas: None) -> None:

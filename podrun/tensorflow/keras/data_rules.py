@@ -65,7 +65,9 @@ def replicas_of(model: Model) -> int:
 def _inferred(
     handler: DataHandler, plain: Callable[..., object], steps: int | None, dataset: object
 ) -> int | None:
-    """Steps of an epoch for one replica. ValueError if ``steps_per_execution`` does not divide them, or data lack."""
+    """Steps of an epoch for one replica: the batches of an epoch, or ``steps`` of the program, are shared by the
+    replicas. ValueError if ``steps_per_execution`` does not divide them, or data lack.
+    """
     if isinstance(handler, IPUDataHandler):
         handler.asked = steps, dataset
         replicas = handler.replicas
@@ -77,22 +79,24 @@ def _inferred(
     if replicas is None:
         return plain(handler, steps, dataset)  # type: ignore[return-value]
     if steps is not None and steps != -1:
-        count = int(steps)
-        _check_enough(handler, dataset, count, replicas)
+        batches = int(steps)
     else:
-        batches = plain(handler, steps, dataset)
-        if not isinstance(batches, int):
+        known = plain(handler, steps, dataset)
+        if not isinstance(known, int):
             raise ValueError(
                 "Could not infer the size of the data. You must specify the number of steps to run: `steps_per_epoch` "
                 "of fit, `steps` of evaluate and predict."
             )
-        count = batches // replicas
-        _warn_of_rest(batches, replicas)
-        if not count:
-            raise ValueError(
-                f"The provided dataset contains {batches} items, but all {replicas} replicas are requested to run 1 "
-                f"steps each. Make sure the dataset contains at least {replicas} items."
-            )
+        batches = known
+    count = batches // replicas
+    _warn_of_rest(batches, replicas)
+    if not count:
+        raise ValueError(
+            f"The provided dataset contains {batches} items, but all {replicas} replicas are requested to run 1 "
+            f"steps each. Make sure the dataset contains at least {replicas} items."
+        )
+    if steps is not None and steps != -1:
+        _check_enough(handler, dataset, count, replicas)
     _check_execution(handler, count)
     return count
 
@@ -142,27 +146,19 @@ def _check_partial_batch(handler: DataHandler) -> None:
 
 
 def _check_enough(handler: DataHandler, dataset: object, count: int, replicas: int) -> None:
-    """ValueError if an epoch needs more batches than there are. Epochs of exactly all batches start again."""
+    """ValueError if there are fewer batches than the epochs need. Epochs of exactly all batches start again."""
     size = handler._adapter.get_size()
     if size is None and isinstance(dataset, tf.data.Dataset):
         known = int(dataset.cardinality().numpy())
         size = known if known >= 0 else None
-    if size is None:
-        return
-    needed = count * replicas
-    if needed > size and replicas > 1:
-        raise ValueError(
-            f"The provided dataset contains {size} items, but all {replicas} replicas are requested to run {count} "
-            f"steps each. Make sure the dataset contains at least {needed} items."
-        )
-    if needed > size:
+    again = handler._adapter.should_recreate_iterator()
+    needed = count * replicas * (1 if again else handler._epochs - handler._initial_epoch)
+    if size is not None and needed > size:
         raise ValueError(
             "Your input does not have enough data. Make sure that your dataset or generator can generate at least "
-            f"{needed * (handler._epochs - handler._initial_epoch)} batches (currently it can only generate {size} "
-            "batches). You may need to use the repeat() function when building your dataset."
+            f"{needed} batches (currently it can only generate {size} batches). You may need to use the repeat() "
+            "function when building your dataset."
         )
-    if needed == size and hasattr(handler._adapter, "_user_steps"):
-        handler._adapter._user_steps = size
 
 
 def _warn_of_rest(batches: int, replicas: int) -> None:
