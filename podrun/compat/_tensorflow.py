@@ -32,7 +32,7 @@ from podrun.compat._tensorflow_names import (
     REFUSED,
     REFUSED_MEMBERS,
 )
-from podrun.core.environment import PODRUN_TENSORFLOW, environment
+from podrun.core.environment import PODRUN_TENSORFLOW, chosen_by_user, environment, set_default
 
 _HERE = str(Path(__file__).resolve().parent)
 _SDK = "podrun.tensorflow.sdk."
@@ -180,8 +180,8 @@ def serve_tensorflow() -> None:
     os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
     if os.environ["TF_USE_LEGACY_KERAS"] != "1":
         raise ImportError("Programs for IPUs use Keras 2, not Keras 3: set TF_USE_LEGACY_KERAS=1.")
-    shown = "TF_CPP_MIN_LOG_LEVEL" in os.environ
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    set_default("TF_CPP_MIN_LOG_LEVEL", "2")
+    shown = chosen_by_user("TF_CPP_MIN_LOG_LEVEL") is not None
     spec = _real_spec()
     if spec is None or spec.loader is None:
         sys.modules.pop("tensorflow", None)

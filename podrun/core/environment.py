@@ -171,6 +171,21 @@ def pass_on(name: str, value: str) -> None:
     os.environ[name] = value
 
 
+_set_by_podrun: set[str] = set()
+
+
+def set_default(name: str, value: str) -> None:
+    """Set a variable that the user did not set, for the rest of this process and the processes that it starts."""
+    if name not in os.environ:
+        os.environ[name] = value
+        _set_by_podrun.add(name)
+
+
+def chosen_by_user(name: str) -> str | None:
+    """A variable's value unless `set_default` gave it."""
+    return None if name in _set_by_podrun else os.environ.get(name)
+
+
 def podrun_cache_directory(environ: Mapping[str, str]) -> Path | None:
     """The directory for everything that podrun caches.
 

@@ -143,3 +143,31 @@ def test_shards_are_read_back(strategy: Any, ipu: Any) -> None:
 def test_identical_random_numbers_are_not_promised(strategy: Any, ipu: Any) -> None:
     with pytest.warns(UserWarning, match="experimental_identical_replicas"):
         ipu.utils.reset_ipu_seed(3, experimental_identical_replicas=True)
+
+
+def test_a_layer_gives_to_a_queue_unless_it_did(ipu: Any, strategy: Any) -> None:
+    """Keras traces a layer for its shapes when a model is made: what it gives there is nothing, and does not count in
+    the program.
+    """
+    import tensorflow as tf
+    import tf_keras
+
+    class Shown(tf_keras.layers.Layer):  # type: ignore[misc]
+        def call(self, inputs: tf.Tensor) -> tf.Tensor:
+            if not queue.enqueued:
+                queue.enqueue({self.name: inputs})
+            return inputs
+
+    with strategy.scope():
+        queue = ipu.ipu_outfeed_queue.IPUOutfeedQueue()
+        assert not queue.enqueued
+        entry = tf_keras.Input((3,), batch_size=2)
+        model = tf_keras.Model(entry, tf_keras.layers.Dense(1)(Shown(name="shown")(entry)))
+        assert queue.enqueued
+        model.compile("sgd", "mse", steps_per_execution=2)
+        points = np.arange(24, dtype=np.float32).reshape(8, 3)
+        model.fit(points, points[:, :1], batch_size=2, shuffle=False, verbose=0)
+    assert queue.enqueued
+    np.testing.assert_array_equal(queue.dequeue()["shown"], points.reshape(2, 2, 2, 3))
+    with pytest.raises(ValueError, match="only be called in a program"):
+        queue.enqueue(tf.constant(1.0))

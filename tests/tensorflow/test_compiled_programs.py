@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 
 from podrun.core.errors import GraphMemoryAllocationError
 from podrun.runtime.graph import Node, TensorType
+from podrun.tensorflow.execution.device_table import DEVICES
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -110,3 +113,37 @@ def test_threads_trace_gradients_by_themselves() -> None:
         assert other.submit(traced).result(60) == plain
         assert traced() != plain
     assert traced() == plain
+
+
+def test_attaching_and_compiling_are_written_as_the_sdk_does(
+    ipu: Any, helper: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Published programs are checked by these lines: ALWAYS attaches before a program is compiled, ON_DEMAND after it,
+    the other connections never.
+    """
+    import tensorflow as tf
+
+    kinds = ipu.config.DeviceConnectionType
+    orders = {kinds.ALWAYS: "ac", kinds.ON_DEMAND: "ca", kinds.PRE_COMPILE: "c", kinds.NEVER: "c"}
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "0")
+    for kind, order in orders.items():
+        DEVICES.said.clear()
+        config = ipu.config.IPUConfig()
+        config.auto_select_ipus = 2
+        config.device_connection.type, config.device_connection.version = kind, "ipu2"
+        config.serialization_output_folder = str(tmp_path)
+        config.configure_ipu_system()
+        program = tf.function(lambda x: x + 1.0)
+        with ipu.ipu_strategy.IPUStrategyV1().scope() as strategy:
+            for _ in range(2):
+                if kind is kinds.NEVER:
+                    with pytest.raises(
+                        tf.errors.InvalidArgumentError, match="configured for compilation only"
+                    ):
+                        strategy.run(program, args=[tf.constant([1.0])])
+                else:
+                    strategy.run(program, args=[tf.constant([1.0])])
+        output = capsys.readouterr()
+        written = re.findall("Compiled |attached to 2 IPUs with Poplar device IDs: 0,1", output.err)
+        assert "".join(line[0].lower() for line in written) == order
+        assert output.out.count("was pre-compiled to") == (2 if kind is kinds.PRE_COMPILE else 0)

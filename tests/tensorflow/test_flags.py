@@ -7,7 +7,7 @@ import pytest
 
 from podrun.core.errors import UsageError
 from podrun.runtime.graph import TensorType
-from podrun.tensorflow.execution.poplar_flags import CATEGORIES, read_flags, synthetic_elements
+from podrun.tensorflow.execution.poplar_flags import CATEGORIES, CurrentFlags, read_flags, synthetic_elements
 
 KINDS = {"x": TensorType(np.dtype(np.float16), (2, 3))}
 
@@ -20,6 +20,17 @@ def test_flags_are_read_with_one_dash_or_two() -> None:
     assert (flags.cache_directory, flags.counted_runs, flags.ipu_model) == ("/a", 2, False)
     assert read_flags({"TF_POPLAR_FLAGS": "--use_ipu_model --max_infeed_threads=8"}).ipu_model
     assert read_flags({}).synthetic == frozenset()
+
+
+def test_flags_that_a_program_sets_later_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TF_POPLAR_FLAGS", "--use_ipu_model")
+    flags = CurrentFlags()
+    assert flags().ipu_model
+    monkeypatch.setenv("TF_POPLAR_FLAGS", "--executable_cache_path=/a")
+    assert (flags().cache_directory, flags().ipu_model) == ("/a", False)
+    monkeypatch.setenv("TF_POPLAR_FLAGS", "--unknown")
+    with pytest.raises(UsageError, match="unknown flag"):
+        flags()
 
 
 def test_categories_choose_synthetic_data() -> None:

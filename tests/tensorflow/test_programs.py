@@ -104,6 +104,18 @@ def test_instances_give_the_bits_of_one_process(tmp_path: Path) -> None:
     assert means == pytest.approx([float(mean) for mean in re.findall(r"mean (\S+)", alone)] * 2, rel=1e-6)
 
 
+def test_a_strategy_of_version_1_gives_instances_the_same_weights(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "podrun", "--num-replicas", "4", "--num-instances", "2"]
+    command.append(str(PROGRAMS / "popdist_strategy_v1.py"))
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    losses = re.findall(r"loss (\S+) (\S+)", done.stdout)
+    assert len(losses) == 2
+    assert len(set(losses)) == len(set(re.findall(r"weights (\w+)", done.stdout))) == 1
+    assert float(losses[0][1]) < float(losses[0][0])
+    assert (tmp_path / "instance_1" / "checkpoint").is_file()
+
+
 def test_inference_with_queues_and_a_report(tmp_path: Path) -> None:
     engine = json.dumps({"autoReport.all": "true", "autoReport.directory": str(tmp_path / "reports")})
     output = run("inference_v1.py", cwd=tmp_path, POPLAR_ENGINE_OPTIONS=engine)

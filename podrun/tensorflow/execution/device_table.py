@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
+from podrun.core.environment import chosen_by_user
 from podrun.core.errors import UsageError
 from podrun.core.layout import IpuRange
 from podrun.popdist.core import layout
@@ -15,6 +18,8 @@ from podrun.runtime.environment import import_jax, ours
 from podrun.runtime.planner_options import CONVOLUTIONS, PRODUCTS, partials_of
 from podrun.runtime.settings import RunSettings
 from podrun.tensorflow.execution.poplar_flags import flags
+
+_COMPILED = "Compiled cluster using XLA!  This line is logged at most once for the lifetime of the process."
 
 
 @dataclass(slots=True)
@@ -35,6 +40,8 @@ class DeviceTable:
     """The contents of the programs that were compiled since the configuration: equal ones share a compilation."""
     generation: int = 0
     """Counts configurations, and how often compiled programs were cleared: older programs are compiled again."""
+    said: set[str] = field(default_factory=set)
+    """Which messages were written: those about devices once for a configuration, the others once in a process."""
 
     def configure(self, config: Any, ipus: tuple[int, ...], distributed: tuple[int, int] | None) -> None:
         """Take a new configuration; devices of the old one are released."""
@@ -48,6 +55,7 @@ class DeviceTable:
                 device.detach()
         self.held.clear()
         self.compiled.clear()
+        self.said &= {_COMPILED}
         self.config, self.ipus, self.distributed = None, (), None
         self.generation += 1
 
@@ -85,17 +93,21 @@ class DeviceTable:
         return self.held[ordinal]
 
     def _made(self, ordinal: int) -> RunDevice:
+        launched, ipus = layout(), self._ipus(ordinal)
+        if self.connection in ("NEVER", "PRE_COMPILE"):
+            return RunDevice(DeviceKind.OFFLINE, ipus)
+        if flags().ipu_model:
+            return RunDevice(DeviceKind.MODEL, ipus)
+        if launched is not None and self.distributed is not None:
+            return RunDevice(DeviceKind.IPU, ipus, job=launched.job)
+        return RunDevice(DeviceKind.IPU, ipus)
+
+    def _ipus(self, ordinal: int) -> IpuRange:
         count, launched = self.count(ordinal), layout()
         first = sum((self.ipus or (1,))[:ordinal])
-        if self.connection in ("NEVER", "PRE_COMPILE"):
-            return RunDevice(DeviceKind.OFFLINE, IpuRange(first, count))
-        if flags().ipu_model:
-            return RunDevice(DeviceKind.MODEL, IpuRange(first, count))
-        if launched is not None and self.distributed is not None:
-            return RunDevice(DeviceKind.IPU, launched.ipus, job=launched.job)
-        if launched is not None:
-            first += launched.ipus.first
-        return RunDevice(DeviceKind.IPU, IpuRange(first, count))
+        if launched is None or self.connection in ("NEVER", "PRE_COMPILE") or flags().ipu_model:
+            return IpuRange(first, count)
+        return launched.ipus if self.distributed is not None else IpuRange(launched.ipus.first + first, count)
 
     @property
     def connection(self) -> str:
@@ -106,9 +118,38 @@ class DeviceTable:
         """Attach to all devices of a partition, if the configuration says to do so at once. UsageError if that
         fails.
         """
-        if self.connection == "ALWAYS" and not flags().ipu_model and partition_configured(ours()):
-            for ordinal in range(len(self.ipus or (1,))):
+        if self.connection != "ALWAYS":
+            return
+        for ordinal in range(len(self.ipus or (1,))):
+            if not flags().ipu_model and partition_configured(ours()):
                 self.device(ordinal).ensure_attached()
+            self.say_attached(ordinal)
+
+    def say_attached(self, ordinal: int) -> None:
+        """Write which IPUs a device has, as the SDK does when it attaches."""
+        key = f"attached {ordinal}"
+        if key in self.said or flags().ipu_model or self.connection in ("NEVER", "PRE_COMPILE"):
+            return
+        ipus = self._ipus(ordinal)
+        ids = ",".join(map(str, ipus))
+        several = "s" if ipus.count > 1 else ""
+        self._say(
+            key,
+            "plugin/poplar/driver/poplar_executor.cc",
+            f"TensorFlow device /device:IPU:{ordinal} attached to {ipus.count} IPU{several} with Poplar device "
+            f"ID{several}: {ids}",
+        )
+
+    def say_compiled(self) -> None:
+        """Write once in the life of the process that a program was compiled, as TensorFlow does."""
+        if _COMPILED not in self.said:
+            self._say(_COMPILED, "jit/xla_compilation_cache.cc", _COMPILED)
+
+    def _say(self, key: str, source: str, text: str) -> None:
+        self.said.add(key)
+        if (chosen_by_user("TF_CPP_MIN_LOG_LEVEL") or "0") == "0":
+            moment = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S.%f")
+            sys.stderr.write(f"{moment}: I tensorflow/compiler/{source}] {text}\n")
 
     def settings(self, ordinal: int, shards: int) -> RunSettings:
         """How programs of so many shards run on a device: as many replicas as its IPUs allow."""

@@ -1,4 +1,5 @@
-"""``TF_POPLAR_FLAGS``: what programs switch on by the environment. They are read when the front end is installed.
+"""``TF_POPLAR_FLAGS``: what programs switch on by the environment. They are read when the front end is installed, and
+again when a program changed the variable.
 
 Source of names: the SDK's documentation of TF_POPLAR_FLAGS. Flags about threads, schedules and checks of a compiler
 mean nothing here and are accepted.
@@ -119,20 +120,19 @@ def _drawn(kind: TensorType, initializer: str, generator: np.random.Generator) -
 
 
 class CurrentFlags:
-    """The flags of this process."""
+    """The flags of this process. Programs also set the variable once they have read their own options."""
 
     def __init__(self) -> None:
-        self._read: PoplarFlags | None = None
+        self._text: str | None = None
+        self._read = PoplarFlags()
 
     def __call__(self) -> PoplarFlags:
-        """The flags, read at the first call."""
-        if self._read is None:
+        """The flags, read when the variable changed."""
+        text = environment().get(VARIABLE, "")
+        if text != self._text:
             self._read = read_flags()
+            self._text = text
         return self._read
-
-    def read_again(self) -> None:
-        """Read the environment at the next call."""
-        self._read = None
 
 
 flags = CurrentFlags()

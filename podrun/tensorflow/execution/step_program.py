@@ -158,15 +158,17 @@ class StepProgram:
 
         Returns the results of the last iteration and the new values of what is written, those of replica 0.
         """
+        if self.parts is None and self.source.reported:
+            offer_step(self._modelled(), self.feed_types, self._held(values))
+        parts = self._prepared(values)
+        DEVICES.say_compiled()
         if DEVICES.connection == "NEVER":
             raise tf.errors.InvalidArgumentError(
                 None, None, f"The device of {self.source.name!r} is configured for compilation only."
             )
-        if self.parts is None and self.source.reported:
-            offer_step(self._modelled(), self.feed_types, self._held(values))
-        parts = self._prepared(values)
         if DEVICES.connection == "PRE_COMPILE":
             return self._compiled_only(parts)
+        DEVICES.say_attached(self.source.ordinal)
         self._send(parts, values)
         self._seed(parts)
         results: dict[str, np.ndarray] = {}
@@ -188,11 +190,11 @@ class StepProgram:
 
     def _compiled_only(self, parts: SessionParts) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
         """Zeros in the place of results, once the executable is in the configuration's folder."""
-        folder = Path(DEVICES.config.serialization_output_folder or ".")
+        folder = Path(DEVICES.config.serialization_output_folder or flags().cache_directory or ".")
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{self.source.name}.poplar_exec"
         write_executable(parts.program.prepared(SessionCall.RUN), path)
-        sys.stdout.write(f"Compiled {self.source.name} to {path}\n")
+        sys.stdout.write(f"{self.source.name} was pre-compiled to {path}\n")
         infos = parts.model.built.infos
         return [np.zeros(infos[n].shape, numpy_dtype(infos[n].dtype)) for n in self.step.results], {}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
+import weakref
 from collections.abc import Iterator
 from enum import Enum
 from typing import Any
@@ -56,6 +57,8 @@ class IPUOutfeedQueue:
         self._mode, self._ordinal = mode, _checked_ordinal(device_ordinal)
         self._number = reference(self)
         self._graphs: list[int] = []
+        self._outer: weakref.WeakSet[tf.Graph] = weakref.WeakSet()
+        self._thread: int | None = None
         self._enqueued_in: IpuGraph | None = None
         self.structure: TensorStructure | None = None
         self._specs: list[tf.TensorSpec] = []
@@ -66,12 +69,18 @@ class IPUOutfeedQueue:
 
     @property
     def enqueued(self) -> bool:
-        """Whether a program gives to the queue."""
-        return bool(self._graphs)
+        """Whether what is traced gives to the queue; outside of programs, and in other threads, whether any did."""
+        if self._thread != threading.get_ident() or not tf.compat.v1.executing_eagerly_outside_functions():
+            return self._thread is not None
+        return tf.compat.v1.get_default_graph() in self._outer
 
     def enqueue(self, tensors: TensorStructure) -> tf.Operation:
-        """The operation that gives ``tensors`` to the queue, in a program's graph."""
+        """The operation that gives ``tensors`` to the queue, in a program's graph. Where Keras only traces a layer for
+        its shapes, an operation without an effect.
+        """
         program = innermost_program()
+        if program is None and _is_scratch():
+            return self._noted(tf.no_op(name="outfeed_enqueue"))
         if program is None:
             raise ValueError("IPUOutfeedQueue.enqueue can only be called in a program on an IPU.")
         graph = (
@@ -96,7 +105,16 @@ class IPUOutfeedQueue:
             name="outfeed_enqueue",
             queue=self._number,
         )
-        return done.op
+        return self._noted(done.op)
+
+    def _noted(self, operation: tf.Operation) -> tf.Operation:
+        """Note the graph of an operation that gives to the queue, and those around it."""
+        self._thread = threading.get_ident()
+        graph: tf.Graph | None = operation.graph
+        while graph is not None:
+            self._outer.add(graph)
+            graph = getattr(graph, "outer_graph", None)
+        return operation
 
     def take(self, place: int, value: np.ndarray) -> None:
         """Results of iterations, ``[iterations, ...]``, of the tensor number ``place``."""
@@ -185,6 +203,12 @@ class IPUOutfeedQueue:
         with self._lock:
             self._parts = [[] for _ in self._parts]
         return np.zeros((), np.int32)
+
+
+def _is_scratch() -> bool:
+    """Whether Keras traces a layer only to learn the shapes of what it gives."""
+    graph = tf.compat.v1.get_default_graph() if not tf.executing_eagerly() else None
+    return str(getattr(graph, "name", "")).endswith(("_scratch_graph", "keras_graph"))
 
 
 class ScopedIPUOutfeedQueue(IPUOutfeedQueue):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -113,8 +114,9 @@ class IPUStrategyV1(_one_device.OneDeviceStrategy):  # type: ignore[misc]
     def experimental_run_v2(
         self, fn: Callable[..., Any], args: Sequence[object] = (), kwargs: Mapping[str, object] | None = None
     ) -> Any:
-        """Deleted from the SDK as well: RuntimeError that names `run`."""
-        raise RuntimeError("`experimental_run_v2` has been deleted. Use `run` instead.")
+        """The name of `run` until SDK 2.4, with a warning; later SDKs refuse it."""
+        warnings.warn("`experimental_run_v2` has been deleted. Use `run` instead.", stacklevel=2)
+        return self.run(fn, args, kwargs)
 
     def run(
         self,
@@ -125,7 +127,7 @@ class IPUStrategyV1(_one_device.OneDeviceStrategy):  # type: ignore[misc]
     ) -> Any:
         """Run a tf.function on the IPU. ValueError for a plain function in eager mode."""
         if in_program():
-            return fn(*args, **(kwargs or {}))
+            return self._run_inside(fn, args, kwargs or {})
         if tf.executing_eagerly() and not _is_function(fn):
             raise ValueError(
                 "IPUStrategy.run(fn, ...) does not support eager execution. Either convert `fn` into a tf.function or "
@@ -139,6 +141,23 @@ class IPUStrategyV1(_one_device.OneDeviceStrategy):  # type: ignore[misc]
             results = launch_program(program, [*flat, *(outer for outer, _ in program.graph.captures)])
         it = iter(results)
         return tf.nest.map_structure(lambda t: next(it) if t is _TENSOR else t, template)
+
+    def _run_inside(
+        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> TensorStructure:
+        """Call a function in a program, as what one of its replicas does."""
+        with contextlib.ExitStack() as contexts:
+            if tf.distribute.get_strategy() is not self:
+                contexts.enter_context(self.scope())
+            if tf.distribute.in_cross_replica_context():
+                contexts.enter_context(self.replica())
+            return fn(*args, **kwargs)
+
+    def reduce(
+        self, reduce_op: tf.distribute.ReduceOp | str, value: TensorStructure, axis: int | None = None
+    ) -> TensorStructure:
+        """The sum or mean of a value over the replicas, and over one of its dimensions if ``axis`` says so."""
+        return super().reduce(reduce_op, value, axis)
 
     def _traced(
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]

@@ -31,6 +31,8 @@ class PopDistExtended(IPUExtended):
     """Variables of all instances start with instance 0's values; values of the host are reduced over instances."""
 
     def _create_variable(self, next_creator: Callable[..., tf.Variable], **kwargs: object) -> tf.Variable:
+        if core.getNumInstances() > 1 and not tf.compat.v1.executing_eagerly_outside_functions():
+            kwargs["initial_value"] = _of_instance_0(kwargs.get("initial_value"), kwargs.get("dtype"))
         variable = super()._create_variable(next_creator, **kwargs)
         if core.getNumInstances() > 1 and tf.executing_eagerly() and variable.dtype not in _KEPT:
             variable.assign(tensor_broadcast(variable.read_value(), 0))
@@ -43,6 +45,16 @@ class PopDistExtended(IPUExtended):
             return super()._reduce_to(reduce_op, value, destinations, options)
         mean = reduce_op == tf.distribute.ReduceOp.MEAN
         return horovod_allreduce(value, op=AverageOfInstances if mean else SumOfInstances)
+
+
+def _of_instance_0(initial: object, dtype: object) -> object:
+    """What a variable of a session starts with: instance 0's value of ``initial``, once its initializer runs."""
+
+    def shared() -> tf.Tensor:
+        value = tf.convert_to_tensor(initial() if callable(initial) else initial, dtype)
+        return value if value.dtype in _KEPT else tensor_broadcast(value, 0)
+
+    return shared
 
 
 class PopDistStrategy(IPUStrategyV1):
