@@ -44,12 +44,13 @@ class IPUInfeedQueue:
         prefetch_depth: int | None = None,
         **old: object,
     ) -> None:
+        name = old.get("feed_name")
         if isinstance(device_ordinal, str):  # The name that stood here until SDK 2.3.
-            device_ordinal = None
-        for name in old:
-            if name not in _OLD:
-                raise TypeError(f"IPUInfeedQueue got an unexpected keyword argument {name!r}")
-            warnings.warn(f"IPUInfeedQueue({name}=...) has no effect any more.", stacklevel=2)
+            name, device_ordinal = device_ordinal, None
+        for option in old:
+            if option not in _OLD:
+                raise TypeError(f"IPUInfeedQueue got an unexpected keyword argument {option!r}")
+            warnings.warn(f"IPUInfeedQueue({option}=...) has no effect any more.", stacklevel=2)
         depth = 3 if prefetch_depth is None else prefetch_depth
         if not 1 <= depth <= 255:
             raise ValueError(f"Prefetch depth must be >= 1 and <= 255, got {depth}.")
@@ -58,6 +59,8 @@ class IPUInfeedQueue:
         self._check_structure()
         self.flat_specs = tf.nest.flatten(self.structure)
         self._number = reference(self)
+        self._name = str(name or self._number)
+        """What messages call the queue."""
         self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         self._dequeued = self._initializer_read = False
         self._feed: DataFeed | None = None
@@ -96,7 +99,7 @@ class IPUInfeedQueue:
     def initializer(self) -> Any:
         """The operation that starts the queue; in graph mode, once."""
         if self._initializer_read:
-            raise ValueError("The IPUInfeedQueue `initializer` can only be accessed once.")
+            raise ValueError("The IPUInfeedQueue `initializer` function can only be accessed once.")
         self._initializer_read = True
         if self._graph is None:
             return tf.no_op() if not tf.executing_eagerly() else None
@@ -132,7 +135,7 @@ class IPUInfeedQueue:
 
     def _delete(self) -> np.ndarray:
         if not self._ready:
-            raise tf.errors.NotFoundError(None, None, f"Infeed with id={self._number} not found.")
+            raise tf.errors.NotFoundError(None, None, f"Infeed with id='{self._name}' not found.")
         self._ready = False
         self._close()
         return np.zeros((), np.int32)
@@ -179,7 +182,7 @@ class IPUInfeedQueue:
         """The elements for a program with so many replicas."""
         if not self._ready:
             raise tf.errors.FailedPreconditionError(
-                None, None, f"Infeed with id='{self._number}' not found. Did you initialize the infeed_queue?"
+                None, None, f"Infeed with id='{self._name}' not found. Did you initialize the infeed_queue?"
             )
         self._check_types()
         for spec in self.flat_specs:
@@ -233,6 +236,15 @@ class IPUOwnedIterator(IPUInfeedQueue):
 
     def __iter__(self) -> IPUOwnedIterator:
         return self
+
+    def __next__(self) -> Any:
+        if tf.executing_eagerly():
+            raise RuntimeError(
+                "Accessing dataset elements can not be accessed in eager mode when inside 'IPUStrategy': take them in "
+                "a `tf.function` that the strategy runs, or set 'enable_dataset_iterators=False' when creating the "
+                "'IPUStrategy'."
+            )
+        return self._dequeue()
 
     def get_next(self) -> Any:
         """The next element, in a tf.function that the strategy runs."""

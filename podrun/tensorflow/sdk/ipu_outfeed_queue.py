@@ -16,6 +16,7 @@ from podrun.tensorflow.capture.markers import mark, reference
 from podrun.tensorflow.capture.program_graphs import IpuGraph, TensorStructure, innermost_program
 from podrun.tensorflow.execution.device_table import DEVICES
 from podrun.tensorflow.execution.launching import raising_itself
+from podrun.tensorflow.execution.placed_devices import placed_ordinal
 from podrun.tensorflow.sdk.ipu_infeed_queue import _checked_ordinal
 
 
@@ -30,32 +31,18 @@ _OLD = {"feed_name", "outfeed_all", "replication_factor", "io_batch_size"}
 
 
 class IPUOutfeedQueue:
-    """Results of a program's iterations. ``buffer_depth`` has no effect on them."""
+    """Results of a program's iterations. ``buffer_depth`` has no effect on them. A name, which stood before the mode
+    until SDK 2.1, is what messages call the queue.
+    """
 
-    def __init__(
-        self,
-        outfeed_mode: IPUOutfeedMode | str | None = None,
-        device_ordinal: int | None = None,
-        buffer_depth: int = 3,
-        **old: object,
-    ) -> None:
-        for name in old:
-            if name not in _OLD:
-                raise TypeError(f"IPUOutfeedQueue got an unexpected keyword argument {name!r}")
-            warnings.warn(f"IPUOutfeedQueue({name}=...) has no effect any more.", stacklevel=2)
-        if isinstance(outfeed_mode, str):  # The name that stood here until SDK 2.1.
-            outfeed_mode = None
-        mode = IPUOutfeedMode.ALL if outfeed_mode is None else outfeed_mode
-        if old.get("outfeed_all") is False:
-            mode = IPUOutfeedMode.LAST
-        if not isinstance(mode, IPUOutfeedMode):
-            raise ValueError(
-                "Expected `outfeed_mode` value to be of `ipu_outfeed_queue.IPUOutfeedMode` type."
-            )
-        if buffer_depth < 1:
-            raise ValueError(f"The buffer depth must be >= 1, but got {buffer_depth}.")
-        self._mode, self._ordinal = mode, _checked_ordinal(device_ordinal)
+    def __init__(self, *names_and_options: Any, **options: Any) -> None:
+        name = options.get("feed_name")
+        if names_and_options and isinstance(names_and_options[0], str):
+            name, *rest = names_and_options
+            names_and_options = tuple(rest)
+        self._set_options(*names_and_options, **options)
         self._number = reference(self)
+        self._name = str(name or self._number)
         self._graphs: list[int] = []
         self._outer: weakref.WeakSet[tf.Graph] = weakref.WeakSet()
         self._thread: int | None = None
@@ -64,8 +51,32 @@ class IPUOutfeedQueue:
         self._specs: list[tf.TensorSpec] = []
         self._parts: list[list[np.ndarray]] = []
         self._lock = threading.Lock()
+        self._executed = False
         self.summed_over = 1
         """Elements that a pipeline adds up to one."""
+
+    def _set_options(
+        self,
+        outfeed_mode: object = None,
+        device_ordinal: int | None = None,
+        buffer_depth: int = 3,
+        **old: object,
+    ) -> None:
+        for option in old:
+            if option not in _OLD:
+                raise TypeError(f"IPUOutfeedQueue got an unexpected keyword argument {option!r}")
+            warnings.warn(f"IPUOutfeedQueue({option}=...) has no effect any more.", stacklevel=3)
+        mode = IPUOutfeedMode.ALL if outfeed_mode is None else outfeed_mode
+        if old.get("outfeed_all") is False:
+            mode = IPUOutfeedMode.LAST
+        if not isinstance(mode, IPUOutfeedMode):
+            raise ValueError(
+                "Expected `outfeed_mode` value to be of `ipu_outfeed_queue.IPUOutfeedMode` type, but is "
+                f"{type(mode)}."
+            )
+        if buffer_depth < 1:
+            raise ValueError(f"The buffer depth must be >= 1, but got {buffer_depth}.")
+        self._mode, self._ordinal = mode, _checked_ordinal(device_ordinal)
 
     @property
     def enqueued(self) -> bool:
@@ -82,10 +93,12 @@ class IPUOutfeedQueue:
         if program is None and _is_scratch():
             return self._noted(tf.no_op(name="outfeed_enqueue"))
         if program is None:
-            raise ValueError("IPUOutfeedQueue.enqueue can only be called in a program on an IPU.")
-        graph = (
-            id(program.outer_graph) if not tf.compat.v1.executing_eagerly_outside_functions() else id(program)
-        )
+            placed = None if tf.executing_eagerly() else placed_ordinal(tf.compat.v1.get_default_graph())
+            if placed is None:
+                raise ValueError("IPUOutfeedQueue.enqueue can only be called in a program on an IPU.")
+        eager = tf.compat.v1.executing_eagerly_outside_functions()
+        place = program if program is None or eager else program.outer_graph
+        graph = id(place or tf.compat.v1.get_default_graph())
         if graph in self._graphs:
             raise ValueError("An outfeed can only be enqueued once.")
         self._graphs.append(graph)
@@ -119,6 +132,7 @@ class IPUOutfeedQueue:
     def take(self, place: int, value: np.ndarray) -> None:
         """Results of iterations, ``[iterations, ...]``, of the tensor number ``place``."""
         with self._lock:
+            self._executed = True
             if self._mode is IPUOutfeedMode.LAST:
                 self._parts[place] = [value[-1:]]
             else:
@@ -197,10 +211,19 @@ class IPUOutfeedQueue:
         if tf.executing_eagerly():
             self._clear()
             return None
-        return tf.numpy_function(self._clear, [], tf.int32, stateful=True, name="outfeed_deleter").op
+        return tf.numpy_function(
+            raising_itself(self._clear), [], tf.int32, stateful=True, name="outfeed_deleter"
+        ).op
 
     def _clear(self) -> np.ndarray:
         with self._lock:
+            if not self._executed:
+                raise tf.errors.NotFoundError(
+                    None,
+                    None,
+                    f"Outfeed with id='{self._name}' not found. Run a program that enqueues first.",
+                )
+            self._executed = False
             self._parts = [[] for _ in self._parts]
         return np.zeros((), np.int32)
 
@@ -214,9 +237,7 @@ def _is_scratch() -> bool:
 class ScopedIPUOutfeedQueue(IPUOutfeedQueue):
     """A queue that ends with its last reference; eager mode only."""
 
-    def __init__(
-        self, outfeed_mode: IPUOutfeedMode | str | None = None, device_ordinal: int | None = None
-    ) -> None:
+    def __init__(self, outfeed_mode: IPUOutfeedMode | None = None, device_ordinal: int | None = None) -> None:
         if not tf.executing_eagerly():
             raise RuntimeError("ScopedIPUOutfeedQueue can only be used in eager mode.")
         super().__init__(outfeed_mode, device_ordinal)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
+from podrun.private_apis.tensorflow import private_module
 from podrun.tensorflow.capture.program_graphs import TensorStructure, innermost_program
 from podrun.tensorflow.sdk.ipu_outfeed_queue import IPUOutfeedMode, IPUOutfeedQueue
 
@@ -33,9 +35,9 @@ class IPULoggingTensorHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[m
     ) -> None:
         super().__init__()
         if every_n_iter is not None and every_n_secs is not None:
-            raise ValueError("Cannot provide both every_n_iter and every_n_secs.")
+            raise ValueError("Cannot provide both every_n_iter and every_n_secs")
         if every_n_iter is None and every_n_secs is None and not at_end:
-            raise ValueError("Either at_end, every_n_iter or every_n_secs must be used.")
+            raise ValueError("Either every_n_iter, every_n_secs or at_end should be provided")
         if every_n_iter is not None and every_n_iter < 1:
             raise ValueError(f"Invalid every_n_iter={every_n_iter}.")
         if not isinstance(logging_mode, IPUOutfeedMode):
@@ -57,13 +59,11 @@ class IPULoggingTensorHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[m
         for something else.
         """
         if self._queue is not None and self._dequeued is None:
-            raise RuntimeError("Cannot use this hook more than once: `log` was called already.")
-        if isinstance(tensors, (list, tuple)):
-            tensors = {tf.convert_to_tensor(t).name: t for t in tensors}
-        elif isinstance(tensors, tf.Tensor):
-            tensors = {tensors.name: tensors}
-        elif not isinstance(tensors, Mapping):
-            raise TypeError(f"`tensors` must be a tensor, list or dict, not {type(tensors)}.")
+            raise RuntimeError(
+                "Cannot use this hook object's log function more than once. Log all tensors in one call, as a list or "
+                "dict, or make another hook."
+            )
+        tensors = _by_name(tensors)
         self._queue, self._dequeued = IPUOutfeedQueue(self._mode), None
         operation = self._queue.enqueue(dict(tensors))
         program = innermost_program()
@@ -74,7 +74,9 @@ class IPULoggingTensorHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[m
     def begin(self) -> None:
         """Make the operation that takes the values. RuntimeError if `log` was not called."""
         if self._queue is None:
-            raise RuntimeError("This logging hook was never used: call `log` in the model function.")
+            raise RuntimeError(
+                "This logging hook's outfeed was not enqueued. Did you forget to call the log function?"
+            )
         self._dequeued = self._queue.dequeue()
         if self._timer is not None:
             self._timer.reset()
@@ -89,7 +91,6 @@ class IPULoggingTensorHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[m
         self._calls += 1
         if self._timer is None or not self._timer.should_trigger_for_step(self._calls):
             return
-        self._timer.update_last_triggered_step(self._calls)
         self._write(run_context.session)
 
     def end(self, session: tf.compat.v1.Session) -> None:
@@ -99,8 +100,24 @@ class IPULoggingTensorHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[m
 
     def _write(self, session: tf.compat.v1.Session) -> None:
         values = session.run(self._dequeued)
-        if self._formatter is not None:
-            text = self._formatter(values)
-        else:
-            text = ", ".join(f"{name} = {value}" for name, value in values.items())
-        tf.compat.v1.logging.info(text)
+        elapsed = None
+        if self._timer is not None:
+            elapsed, _ = self._timer.update_last_triggered_step(self._calls)
+        with np.printoptions(suppress=True, legacy="1.25"):
+            if self._formatter is not None:
+                text = self._formatter(values)
+            else:
+                text = ", ".join(f"{name} = {value}" for name, value in values.items())
+                text += "" if elapsed is None else f" ({elapsed:.3f} sec)"
+        private_module("platform.tf_logging").info(text)  # Looked up at each call: programs replace it.
+
+
+def _by_name(tensors: Any) -> Mapping[str, tf.Tensor]:
+    """Tensors with the names under which they are logged. TypeError for other values."""
+    if isinstance(tensors, Mapping):
+        return tensors
+    listed = tensors if isinstance(tensors, (list, tuple)) else [tensors]
+    for tensor in listed:
+        if not tf.is_tensor(tensor):
+            raise TypeError(f"Expected `tf.Tensor`, got {type(tensor)}")
+    return {tensor.name: tensor for tensor in listed}
