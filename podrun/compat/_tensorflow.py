@@ -132,7 +132,9 @@ class SdkFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
                 layers = importlib.import_module("podrun.tensorflow.addons.recurrent_call")
                 module.__dict__.update(layers.LIBRARY_LAYERS)
             if name.endswith(".trace_pb2"):
-                module.__dict__["IpuTraceEvent"] = importlib.import_module(_SDK + "cases_of_tests").EventKind
+                module.__dict__["IpuTraceEvent"] = importlib.import_module(
+                    "podrun.tensorflow.execution.trace_events"
+                ).IpuTraceEvent
             if name.endswith(("gen_ipu_ops", "gen_poputil_ops")):
                 source = importlib.import_module(_SDK + "replica_ops")
                 state = importlib.import_module(_SDK + "carried_state")
@@ -142,7 +144,7 @@ class SdkFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
                     ipu_clear_all_xla_compilation_caches=importlib.import_module(
                         _SDK + "cases_of_tests"
                     ).clear_compiled_programs,
-                    ipu_event_trace=importlib.import_module(_SDK + "dataset_benchmark").event_trace,
+                    ipu_event_trace=importlib.import_module(_SDK + "events_of_tests").event_trace,
                 )
             return module
         if name == ROOT:
@@ -219,6 +221,16 @@ def _give_back_names() -> None:
             source, _, own = place.partition(":")
             if not hasattr(loaded, name):
                 setattr(loaded, name, getattr(importlib.import_module(f"tensorflow.python.{source}"), own))
+    variables = importlib.import_module("tensorflow.python.ops.resource_variable_ops")
+    variables.BaseResourceVariable.initialized_value = _initialized_value
+
+
+def _initialized_value(variable: Any) -> Any:
+    """``initialized_value`` of a resource variable: its value, or the initial one where it has none yet."""
+    tensorflow = importlib.import_module("tensorflow")
+    with tensorflow.init_scope():  # Outside of a program: other variables start from it.
+        initialized = tensorflow.compat.v1.is_variable_initialized(variable)
+        return tensorflow.cond(initialized, variable.read_value, lambda: variable.initial_value)
 
 
 def _is_estimator(name: str) -> bool:

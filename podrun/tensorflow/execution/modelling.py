@@ -178,7 +178,8 @@ def _forward(step: ModelledStep, node: Node | None) -> list[Node]:
 
 def _placed(nodes: Sequence[Node], places: Mapping[str, Place]) -> list[Node]:
     """The nodes with places: their own, else that of the last maker of what they read, or of another reader of the
-    variables that they read; of constants, a reader's.
+    variables that they read; of constants, a reader's. What has none of these, such as the counter of a loop, lies with
+    the first stage.
     """
     makers: dict[str, Place] = {}
     homes: dict[str, Place] = {}
@@ -187,7 +188,7 @@ def _placed(nodes: Sequence[Node], places: Mapping[str, Place]) -> list[Node]:
         if own is not None and own.ipu is not None:
             homes |= {name: own for name in sorted(reads(node)) if name not in homes}
     chosen: dict[str, Place] = {}
-    first = Place(0, 0)
+    first = next((p for p in places.values() if p.stage == 0 and p.ipu is not None), Place(0, 0))
 
     def order(item: Place) -> tuple[int, int]:
         return item.stage or 0, item.ipu or 0

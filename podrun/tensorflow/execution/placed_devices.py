@@ -21,6 +21,8 @@ from podrun.private_apis.tensorflow import private_module
 _IPU = re.compile(r"device:IPU:(\d+)", re.IGNORECASE)
 _NAME = "_ipu_device"
 """The attribute of what names an IPU as its device."""
+OWN_DEVICE = "_ipu_of_all_operations"
+"""The attribute of graphs of which every operation that names no device lies on an IPU: its name."""
 _HAS_PLACED = "_has_ipu_operations"
 """The attribute of graphs that have such operations."""
 
@@ -47,6 +49,12 @@ def placed_on(operation: tf.Operation) -> int | None:
 def is_placed_graph(graph: tf.Graph) -> bool:
     """Whether a program placed operations of a graph on IPUs."""
     return bool(getattr(graph, _HAS_PLACED, False))
+
+
+def placed_inside(graph: tf.Graph) -> int | None:
+    """The number of the IPU device on which the operations of a function's graph lie; None if none lies on one."""
+    numbers = (placed_on(operation) for operation in graph.get_operations())
+    return next((number for number in numbers if number is not None), None)
 
 
 def name_device(value: tf.Tensor, ordinal: int) -> tf.Tensor:
@@ -80,7 +88,7 @@ def changed_classes() -> list[tuple[Any, tuple[str, ...]]]:
 def _named_classes() -> list[Any]:
     operations = private_module("framework.ops")
     variable = private_module("ops.resource_variable_ops").BaseResourceVariable
-    return [operations.Operation, operations.EagerTensor, variable]
+    return [operations.Operation, operations.SymbolicTensor, operations.EagerTensor, variable]
 
 
 def install_devices() -> None:
@@ -97,7 +105,11 @@ def install_devices() -> None:
     def apply_on_host(self: tf.Graph, op: tf.Operation) -> None:
         apply(self, op)
         chosen = op.device
-        if _IPU.search(chosen):
+        if not chosen:
+            chosen = _own_device(self)
+            if chosen:
+                object.__setattr__(op, _NAME, chosen)
+        elif _IPU.search(chosen):
             op._set_device_from_string("/device:CPU:0")
             object.__setattr__(op, _NAME, chosen)
             setattr(self, _HAS_PLACED, True)
@@ -133,11 +145,28 @@ def _named(plain: Any) -> property:
     """The property ``device`` of a class: the IPU's name where there is one."""
 
     def device(self: Any) -> Any:
-        placed = self if hasattr(self, _NAME) else getattr(getattr(self, "handle", None), "op", None)
-        own = getattr(placed, _NAME, None)
+        own = getattr(self, _NAME, None)
+        if own is None:
+            whole = getattr(self, "handle", self)
+            own = getattr(None if whole is None else _operation_of(whole), _NAME, None)
         return plain.__get__(self, type(self)) if own is None else own
 
     return property(device)
+
+
+def _own_device(graph: tf.Graph | None) -> str:
+    """The IPU of operations that name no device: that of the program around a graph; empty outside of programs."""
+    while graph is not None:
+        own = getattr(graph, OWN_DEVICE, "")
+        if own:
+            return str(own)
+        graph = getattr(graph, "outer_graph", None)
+    return ""
+
+
+def _operation_of(tensor: Any) -> Any:
+    """The operation that gives a tensor of a graph; None for eager ones and for operations."""
+    return tensor.op if isinstance(tensor, tf.Tensor) and not hasattr(tensor, "numpy") else None
 
 
 def _install_compile() -> None:

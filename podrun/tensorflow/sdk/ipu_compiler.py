@@ -16,16 +16,25 @@ from podrun.tensorflow.capture.program_graphs import (
     trace,
 )
 from podrun.tensorflow.execution.launching import launch_program
-from podrun.tensorflow.execution.placed_devices import placed_ordinal
+from podrun.tensorflow.execution.placed_devices import OWN_DEVICE, placed_inside, placed_ordinal
 from podrun.tensorflow.execution.program_parts import program_of
 
 
 def compile(computation: Callable[..., Any], inputs: Any = None) -> Any:
     """Trace ``computation`` once, and return its results: a list of tensors, or an operation that runs it."""
     outer = tf.compat.v1.get_default_graph()
+    with (
+        outer.as_default()
+    ):  # Otherwise variables of a default graph that no scope opened would be eager ones.
+        return _compiled(outer, computation, inputs)
+
+
+def _compiled(outer: tf.Graph, computation: Callable[..., Any], inputs: Any) -> Any:
     values = [tf.convert_to_tensor(v) for v in tf.nest.flatten([] if inputs is None else inputs)]
     ordinal = placed_ordinal(outer)
     graph = IpuGraph("ipu_program", ordinal or 0, automatic=False)
+    if ordinal is not None:
+        setattr(graph, OWN_DEVICE, f"/device:IPU:{ordinal}")
     parameters = [parameter(graph, v, f"input_{i}") for i, v in enumerate(values)]
     arguments = parameters if inputs is None else tf.nest.pack_sequence_as(inputs, parameters)
     arguments = arguments if isinstance(arguments, (list, tuple)) else [arguments]
@@ -42,6 +51,9 @@ def compile(computation: Callable[..., Any], inputs: Any = None) -> Any:
     results = [tf.convert_to_tensor(r) if not isinstance(r, tf.Operation) else r for r in _in(graph, flat)]
     tensors = [r for r in results if isinstance(r, tf.Tensor)]
     effects = [*(r for r in results if isinstance(r, tf.Operation)), *graph.control_outputs]
+    if ordinal is None:
+        ordinal = placed_inside(graph)
+        graph.ordinal = ordinal or 0
     if ordinal is None and any(
         o.type not in ("NoOp", "Placeholder", "Const") for o in graph.get_operations()
     ):
