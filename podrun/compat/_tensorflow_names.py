@@ -31,7 +31,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "statistics_ops": ("row_slices",),
     "serving": ("exported_models",),
     "dataset_benchmark": ("dataset_benchmark",),
-    "test_utils": ("support_for_tests",),
+    "test_utils": ("support_for_tests", "events_of_tests"),
     "xla_test": ("cases_of_tests",),
     "gradient_accumulation_optimizer": ("wrapping_optimizers", "gradient_accumulation"),
     "data": ("dataset_benchmark",),

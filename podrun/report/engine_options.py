@@ -119,6 +119,8 @@ class EngineOptions:
     strict: bool = False
     floating_point_exceptions: bool = False
     """Whether tiles stop at infinities and NaNs."""
+    run_count: int = 2
+    """The most runs that a report shows."""
 
     @property
     def reports(self) -> bool:
@@ -149,6 +151,7 @@ def engine_options(program: Mapping[str, str], environ: Mapping[str, str]) -> En
         floating_point_exceptions=any(
             _flag(options, f"debug.{name}Exception", False) for name in ("floatPointOp", "nanOverflow")
         ),
+        run_count=int(options.get(RUN_COUNT, 2)),
     )
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
+from pathlib import Path
 
 from podrun.core.errors import UsageError
 from podrun.costmodel.cost import bounds_of, check_planned, check_report_fits
-from podrun.report.document import origin_of_process, profile_of, write_report
+from podrun.report.document import ARCHIVE, DOCUMENT, origin_of_process, profile_of, write_report
 from podrun.report.engine_options import EngineOptions, engine_options
 from podrun.report.model import Profile
 from podrun.report.text import summary
@@ -31,6 +35,8 @@ class SessionReports:
     def __init__(self, program: DeviceProgram, settings: RunSettings, ipus: int, name: str) -> None:
         self._program, self._settings, self._ipus, self._name = program, settings, ipus, name
         self._run_names: list[str] = []
+        self._written: Path | None = None
+        """The report's file."""
         self.cycles: int | None = None
         """Modelled cycles of the last run."""
 
@@ -38,6 +44,20 @@ class SessionReports:
         """Note the ``debugName`` of a run; reports show the first ones apart."""
         if len(self._run_names) < NAMED_RUNS:
             self._run_names.append(name or self._name)
+
+    def count_run(self, settings: EngineOptions) -> None:
+        """Note a run of a program whose report was written when it was compiled, and let that report show it, up to
+        autoReport.executionProfileProgramRunCount.
+        """
+        if (
+            self._written is None
+            or not settings.execution_profile
+            or len(self._run_names) >= settings.run_count
+        ):
+            return
+        self._run_names.append(self._name)
+        if len(self._run_names) > 1:  # A report shows one run when it is written.
+            _show_runs(self._written.parent, self._run_names)
 
     def cycle_count(self, id: str) -> int:
         """Modelled cycles of the last run. UsageError for a counter that the program does not have."""
@@ -92,7 +112,19 @@ class SessionReports:
             profile = profile_of(executable)
             written = write_report(profile, folder, trace=settings.execution_profile, origin=origin)
             path = str(written)
+            self._written = written
         if settings.strict:
             check_planned(bounds_of(executable.tile_report))
         if not settings.allow_out_of_memory:
             check_report_fits(executable.tile_report, profile_path=path)
+
+
+def _show_runs(folder: Path, names: Sequence[str]) -> None:
+    """Let the report in a folder show these runs. One that is gone stays so."""
+    with contextlib.suppress(OSError, ValueError):
+        document = json.loads((folder / ARCHIVE).read_text(encoding="utf-8"))
+        document["profile"]["run_names"] = list(names)
+        text = json.dumps(document, indent=1, ensure_ascii=False) + "\n"
+        for name in (DOCUMENT, ARCHIVE):
+            (folder / f".{name}.part").write_text(text, encoding="utf-8")
+            (folder / f".{name}.part").replace(folder / name)

@@ -16,6 +16,7 @@ from podrun.popdist.core import layout
 from podrun.runtime.device import DeviceKind, RunDevice, partition_configured
 from podrun.runtime.environment import import_jax, ours
 from podrun.runtime.planner_options import CONVOLUTIONS, PRODUCTS, partials_of
+from podrun.runtime.session_reports import SessionReports
 from podrun.runtime.settings import RunSettings
 from podrun.tensorflow.execution.poplar_flags import flags
 
@@ -36,8 +37,10 @@ class DeviceTable:
     """Device -> the seed that the program last asked for, and the runs since then."""
     turns: threading.RLock = field(default_factory=threading.RLock)
     """Held while a program runs: threads of a session may start several at once."""
-    compiled: set[str] = field(default_factory=set)
-    """The contents of the programs that were compiled since the configuration: equal ones share a compilation."""
+    compiled: dict[str, SessionReports] = field(default_factory=dict)
+    """The contents of the programs that were compiled since the configuration, with their reports: equal ones share a
+    compilation.
+    """
     generation: int = 0
     """Counts configurations, and how often compiled programs were cleared: older programs are compiled again."""
     said: set[str] = field(default_factory=set)

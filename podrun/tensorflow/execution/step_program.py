@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -35,6 +36,12 @@ from podrun.tensorflow.capture.program_graphs import FunctionGraph
 from podrun.tensorflow.execution.device_table import DEVICES
 from podrun.tensorflow.execution.modelling import ModelledStep, modelled_report, offer_step
 from podrun.tensorflow.execution.poplar_flags import flags
+from podrun.tensorflow.execution.trace_events import (
+    note_compilation,
+    note_load,
+    note_run,
+    note_variables_sent,
+)
 from podrun.tensorflow.graph import structure, tensor_lists
 from podrun.tensorflow.graph.builder import GraphBuilder, ProgramFacts, Value, VariableHandle
 from podrun.tensorflow.graph.differentiation import trimmed
@@ -132,6 +139,7 @@ class StepProgram:
         self.rows: dict[str, np.ndarray] = {}
         """The results of the last run, a row for each replica of this process."""
         self._runs = 0
+        self._reports: SessionReports | None = None
         self._baked: dict[str, np.ndarray] = {}
         """The values that are constants of the program, such as those that decide shapes."""
         self._on_device: dict[str, np.ndarray] = {}
@@ -185,6 +193,9 @@ class StepProgram:
             parts.batches.loop(iterations, feed, store)
         finally:
             written = self._received(parts)
+        if self._reports is not None and self.source.reported:
+            self._reports.count_run(self._reports.engine_settings())
+            note_run(self.source.name, self.source.ordinal)
         self._count_cycles(parts, iterations)
         return [results[name] for name in self.step.results], written
 
@@ -231,6 +242,7 @@ class StepProgram:
             parts.loader.compiler.report = lambda: modelled_report(
                 modelled, self.feed_types, held, self.settings, ipus, self.device.target
             )
+        begun = time.monotonic()
         parts.loader.compile()
         whole = parts.program.prepared(SessionCall.RUN)
         training = modelled.differentiated is not None
@@ -242,12 +254,16 @@ class StepProgram:
         if modelled.micro_batches > 1:
             parts.program.executable = _each_iteration(whole, modelled.micro_batches)
         content = modelled.content(self.feed_types, held, baked, (self.source.ordinal, str(self.settings)))
-        if not self.source.reported or content in DEVICES.compiled:
+        self._reports = DEVICES.compiled.get(content)
+        if not self.source.reported or self._reports is not None:
             return
         moment = datetime.now().astimezone().strftime("%Y-%m-%d__%H-%M-%S-%f")
         reports = SessionReports(shown, self.settings, ipus, f"tf_report__{moment}__{os.getpid()}")
         reports.after_compile(reports.engine_settings())
-        DEVICES.compiled.add(content)
+        self._reports = DEVICES.compiled[content] = reports
+        note_compilation(
+            self.source.name, self.source.ordinal, time.monotonic() - begun, dict(self.step.places)
+        )
 
     def _modelled(self) -> ModelledStep:
         return ModelledStep(
@@ -294,6 +310,8 @@ class StepProgram:
     def _send(self, parts: SessionParts, values: Mapping[str, np.ndarray]) -> None:
         """Write to the device what it does not have."""
         whole = not parts.loader.loaded or not self._on_device
+        if not parts.loader.loaded and self.source.reported:
+            note_load(self.source.name, self.source.ordinal)
         parts.loader.ensure_loaded()
         held = parts.model.built.weights
         changed = {}
@@ -312,6 +330,9 @@ class StepProgram:
         for key, value in changed.items():
             parts.weights.put(key, value)
             self._on_device[key] = np.array(value)
+        if self.source.reported:
+            sent = {key: value for key, value in changed.items() if key in self.source.resources}
+            note_variables_sent(self.source.ordinal, sent)
         if whole:
             parts.transfer.from_host()
         elif changed:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 from collections.abc import Iterator, Sequence
-from enum import IntEnum
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -46,7 +45,7 @@ def _set_names(report: ReportOfTest) -> list[str]:
     return [one.name for one in sets]
 
 
-def _check(holds: bool, message: str) -> None:
+def check_in_test(holds: bool, message: str) -> None:
     """Raise AssertionError with the message unless ``holds``."""
     if not holds:
         raise AssertionError(message)
@@ -55,7 +54,7 @@ def _check(holds: bool, message: str) -> None:
 def _within(actual: Sequence[int], expected: int, tolerance: float) -> None:
     low, high = int(expected * (1.0 - tolerance)), int(expected * (1.0 + tolerance))
     wrong = [value for value in actual if not low <= value <= high]
-    _check(not wrong, f"{wrong} not in [{low}, {high}]")
+    check_in_test(not wrong, f"{wrong} not in [{low}, {high}]")
 
 
 class ReportChecks:
@@ -67,32 +66,34 @@ class ReportChecks:
     def assert_all_compute_sets_and_list(self, report: ReportOfTest, ok: Sequence[str]) -> None:
         """Each compute set fits a pattern, and each pattern a compute set."""
         others, missing = _unmatched(_set_names(report), ok)
-        _check(not others + missing, f"compute sets not in the list: {others}; without one: {missing}")
+        check_in_test(not others + missing, f"compute sets not in the list: {others}; without one: {missing}")
 
     def assert_compute_sets_contain_list(self, report: ReportOfTest, ok: Sequence[str]) -> None:
         """Each pattern fits a compute set."""
         missing = _unmatched(_set_names(report), ok)[1]
-        _check(not missing, f"patterns that no compute set fits: {missing}")
+        check_in_test(not missing, f"patterns that no compute set fits: {missing}")
 
     def assert_compute_sets_not_in_blacklist(self, report: ReportOfTest, blacklist: Sequence[str]) -> None:
         """No compute set fits a pattern."""
         names = _set_names(report)
         fitting = [name for name in names if any(fnmatch.fnmatch(name, f"*{p}*") for p in blacklist)]
-        _check(not fitting, f"compute sets in the list: {fitting}")
+        check_in_test(not fitting, f"compute sets in the list: {fitting}")
 
     def assert_compute_sets_matches(
         self, report: ReportOfTest, expr: str, num_matches: int, msg: str | None = None
     ) -> None:
         """``num_matches`` compute sets fit the pattern ``expr``."""
         count = sum(fnmatch.fnmatch(name, expr) for name in _set_names(report))
-        _check(count == num_matches, msg or f"{count} compute sets fit {expr!r}, not {num_matches}")
+        check_in_test(count == num_matches, msg or f"{count} compute sets fit {expr!r}, not {num_matches}")
 
     def assert_each_tile_memory_is_less_than(
         self, report: ReportOfTest, max_expected: int, tolerance: float = 0.01
     ) -> None:
         """No tile has more than ``max_expected`` bytes, gaps not counted."""
         most = max(tile.memory.total.excludingGaps for tile in report.compilation.tiles)
-        _check(most <= max_expected * (1.0 + tolerance), f"{most} bytes on a tile, more than {max_expected}")
+        check_in_test(
+            most <= max_expected * (1.0 + tolerance), f"{most} bytes on a tile, more than {max_expected}"
+        )
 
     def assert_total_tile_memory(self, report: ReportOfTest, expected: int, tolerance: float = 0.01) -> None:
         """All tiles together have ``expected`` bytes, gaps not counted."""
@@ -119,12 +120,12 @@ class ReportChecks:
     def assert_number_of_executions(self, report: ReportOfTest, n: int) -> None:
         """The report has ``n`` runs."""
         runs = len(report.execution.runs)
-        _check(runs == n, f"{runs} runs in the report, not {n}")
+        check_in_test(runs == n, f"{runs} runs in the report, not {n}")
 
     def assert_num_reports(self, report_helper: FolderOfReports, n: int) -> None:
         """The folder of a ``ReportHelper`` has ``n`` reports."""
         count = len(report_helper.find_reports())
-        _check(count == n, f"{count} reports in the folder, not {n}")
+        check_in_test(count == n, f"{count} reports in the folder, not {n}")
 
 
 class XLATestCase(tf.test.TestCase):  # type: ignore[misc]
@@ -168,14 +169,3 @@ def clear_compiled_programs() -> tf.Operation:
         return np.int32(0)
 
     return tf.group(tf.numpy_function(clear, [], tf.int32, stateful=True))
-
-
-class EventKind(IntEnum):
-    """Kinds of events of a trace, of which podrun has none: reports say what is compiled."""
-
-    COMPILE_BEGIN = 0
-    COMPILE_END = 1
-    HOST_TO_DEVICE_TRANSFER = 2
-    DEVICE_TO_HOST_TRANSFER = 3
-    LOAD_ENGINE = 4
-    EXECUTE = 5

@@ -221,6 +221,7 @@ def configure_ipu_system(config: Any, device: str = "cpu", reset_configuration: 
             raise tf.errors.FailedPreconditionError(None, None, "IPU devices have been configured already.")
         warnings.warn("Configuring the IPU system again resets it.", stacklevel=3)
     kept = copy.deepcopy(config)
+    object.__setattr__(kept, "_profiling", copy.copy(config._profiling))
     ids = _counts(config.select_ipus)
     counts = _counts(config.auto_select_ipus) or tuple(_ipus_of_id(number) for number in ids) or (1,)
     spread = config.experimental.multi_replica_distribution

@@ -99,8 +99,3 @@ class BufferDataset:
     def __new__(cls, input_dataset: tf.data.Dataset, buffer_size: int) -> tf.data.Dataset:
         """The dataset with a buffer."""
         return input_dataset.prefetch(buffer_size)
-
-
-def event_trace(name: str | None = None) -> tf.Tensor:
-    """``gen_ipu_ops.ipu_event_trace``: no events, because reports are files (`POPLAR_ENGINE_OPTIONS`)."""
-    return tf.constant([], tf.string)

@@ -88,7 +88,7 @@ def add_hw_ci_connection_options(opts: IPUConfig) -> None:
 
 
 def enable_ipu_events(opts: IPUConfig) -> None:
-    """Ask for events of compilations, of which there are none: see `ReportHelper`."""
+    """Ask for events of compilations and runs, which ``gen_ipu_ops.ipu_event_trace`` gives."""
     opts._profiling.enable_ipu_events = True
 
 

@@ -1,0 +1,207 @@
+"""Events of compilations and runs for tests: ``ReportJSON``, which counts them, and functions that read them.
+
+What a test needs of Poplar itself (compute sets, memory) is in the report files of `ReportHelper`.
+"""
+
+from __future__ import annotations
+
+import collections
+import fnmatch
+import json
+import time
+import unittest
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from podrun.tensorflow.execution.trace_events import KINDS, IpuTraceEvent, taken_events
+from podrun.tensorflow.sdk.cases_of_tests import check_in_test
+
+_TO_DEVICE = KINDS.index("HOST_TO_DEVICE_TRANSFER")
+_TO_HOST = KINDS.index("DEVICE_TO_HOST_TRANSFER")
+
+
+def event_trace(name: str | None = None) -> tf.Tensor:
+    """``gen_ipu_ops.ipu_event_trace``: the events since the last call, as bytes of ``IpuTraceEvent`` messages."""
+    if tf.executing_eagerly():
+        return tf.constant(np.array(taken_events(), object), tf.string)
+
+    def take() -> np.ndarray:
+        return np.array(taken_events(), object)
+
+    result = tf.numpy_function(take, [], tf.string, stateful=True, name=name or "ipu_event_trace")
+    result.set_shape([None])
+    return result
+
+
+def extract_all_events(events: Iterable[Any]) -> list[Any]:
+    """The messages of a trace."""
+    plain = (event.numpy() if hasattr(event, "numpy") else event for event in events)
+    return [IpuTraceEvent.FromString(event) for event in plain]
+
+
+def extract_all_types_from_event_trace(events: Iterable[Any]) -> list[int]:
+    """The type of each event of a trace."""
+    return [event.type for event in extract_all_events(events)]
+
+
+def extract_all_strings_from_event_trace(events: Iterable[Any]) -> str:
+    """A trace as text: for each event its moment, type and fields."""
+    lines = []
+    for event in extract_all_events(events):
+        moment = time.strftime("%F %T %z", time.localtime(event.timestamp))
+        part = getattr(event, event.WhichOneof("msg"))
+        fields = ", ".join(f"{field.name}: {value!r}" for field, value in part.ListFields())
+        lines += ["-" * 70, f"=> @ {moment}: {KINDS[event.type].replace('_', ' ').capitalize()}: {fields}"]
+    return "\n".join([*lines, ""])
+
+
+class MappedTensors:
+    """The tensors of a program and their tiles, as the event of its compilation lists them."""
+
+    def __init__(self, tensor_map: dict[str, Any]) -> None:
+        self.mappings: dict[str, list[Any]] = tensor_map["mappings"]
+
+    def computation_names(self) -> list[str]:
+        """The program, or the stages of a pipeline."""
+        return list(self.mappings)
+
+    def tile_ids(self, computation: str | Sequence[str] | None = None) -> set[int]:
+        """The tiles of one or several computations; of all without a name."""
+        names = [computation] if isinstance(computation, str) else computation or self.mappings
+        return {tile for name in names for tensor in self.mappings[name] for tile, _ in tensor[7]}
+
+
+class ReportJSON:
+    """What a test sees of the events since `reset`. Without a session or ``eager_mode`` the test brings the events."""
+
+    def __init__(
+        self, test: unittest.TestCase, sess: tf.compat.v1.Session | None = None, eager_mode: bool = False
+    ) -> None:
+        if eager_mode and sess is not None:
+            raise AssertionError("Sessions can't be used in eager mode")
+        self.test, self.sess, self.eager_mode = test, sess, eager_mode
+        self.report: tf.Tensor | None = None
+        self.events: dict[int, list[Any]] = {}
+        self.num_events = 0
+        self.tensor_map: MappedTensors | None = None
+        self.instruction_info: dict[str, Any] = {}
+        if sess is not None:
+            self.create_ipu_event_trace()
+
+    def create_ipu_event_trace(self) -> None:
+        """Make the operation that gives events."""
+        with tf.device("cpu"):
+            self.report = event_trace()
+
+    def reset(self) -> None:
+        """Forget the events so far."""
+        self.get_event_trace()
+
+    def get_event_trace(self, session: tf.compat.v1.Session | None = None) -> Any:
+        """The events since the last call. AssertionError without a session or eager mode."""
+        if self.eager_mode:
+            return event_trace()
+        chosen = session or self.sess
+        if chosen is None or self.report is None:
+            raise AssertionError("A session is needed to read events: give one to ReportJSON.")
+        return chosen.run(self.report)
+
+    def get_ipu_events(self, session: tf.compat.v1.Session | None = None) -> tuple[dict[int, int], list[Any]]:
+        """How many events there are of each type, and the events."""
+        return self.get_events_from_log(self.get_event_trace(session))
+
+    def get_events_from_log(self, log: Iterable[Any]) -> tuple[dict[int, int], list[Any]]:
+        """The same of events that the test brings."""
+        events = extract_all_events(log)
+        counts: dict[int, int] = collections.defaultdict(int)
+        for event in events:
+            counts[event.type] += 1
+        return counts, events
+
+    def parse_log(
+        self,
+        assert_len: int | None = None,
+        assert_msg: str = "",
+        session: tf.compat.v1.Session | None = None,
+    ) -> dict[int, int]:
+        """Read the events since the last call. Returns how many there are of each type."""
+        return self.parse_events(self.get_event_trace(session), assert_len, assert_msg)
+
+    def parse_events(
+        self, events: Iterable[Any], assert_len: int | None = None, assert_msg: str = ""
+    ) -> dict[int, int]:
+        """The same of events that the test brings."""
+        counts, messages = self.get_events_from_log(events)
+        self.num_events = len(messages)
+        if assert_len:
+            self.assert_num_events(assert_len, assert_msg)
+        self.tensor_map, self.events, self.instruction_info = None, {}, {}
+        for message in messages:
+            if message.HasField("compile_end"):
+                self.tensor_map = MappedTensors(json.loads(message.compile_end.tensor_map))
+                self.instruction_info = json.loads(message.compile_end.instruction_info)
+            if message.HasField("data_transfer"):
+                data = json.loads(message.data_transfer.data_transfer)
+                self.events.setdefault(message.type, []).append(data)
+        return counts
+
+    def get_tensor_map(self) -> MappedTensors | None:
+        """The tensors of the program that was compiled."""
+        return self.tensor_map
+
+    def get_instruction_info(self) -> dict[str, Any]:
+        """What its compilation says of instructions."""
+        return self.instruction_info
+
+    def assert_no_event(self, msg: str = "") -> None:
+        """There is no event since the last call."""
+        check_in_test(not self.get_ipu_events()[0], msg)
+
+    def assert_num_events(self, num_expected: int, assert_msg: str = "") -> None:
+        """So many events were read."""
+        check_in_test(
+            num_expected == self.num_events, f"{self.num_events} events, not {num_expected}. {assert_msg}"
+        )
+
+    def get_host_to_device_event_names(self, event_idx: int = 0) -> list[str]:
+        """The variables that went to the device."""
+        return [tensor["name"] for tensor in self.events[_TO_DEVICE][event_idx]["tensors"]]
+
+    def assert_host_to_device_event_names(
+        self, names: Sequence[str], msg: str | None = None, event_idx: int = 0
+    ) -> None:
+        """Each pattern fits one of the variables that went to the device, and there are no others."""
+        if names:
+            self.assert_contains_host_to_device_transfer_event()
+            sent = self.get_host_to_device_event_names(event_idx)
+            check_in_test(len(names) == len(sent), msg or f"{sent} went to the device")
+            for name in names:
+                check_in_test(
+                    len(fnmatch.filter(sent, name)) == 1, msg or f"{sent} went to the device, not {name}"
+                )
+
+    def assert_contains_host_to_device_transfer_event(self) -> None:
+        """Variables went to the device."""
+        self.assert_num_host_to_device_transfer_events(None)
+
+    def assert_num_host_to_device_transfer_events(self, num: int | None) -> None:
+        """They did so ``num`` times; None: at least once."""
+        count = len(self.events.get(_TO_DEVICE, ()))
+        check_in_test(count > 0 if num is None else count == num, f"{count} transfers to the device")
+
+    def assert_pipeline_stages_on_expected_ipu(self, expected_ipus: Sequence[Any], tile_per_ipu: int) -> None:
+        """Each stage of a pipeline lies on its IPU; -1 and lists stand for any."""
+        mapped = self.tensor_map
+        if mapped is None:
+            raise AssertionError("No program was compiled.")
+        names = mapped.computation_names()
+        beyond = fnmatch.filter(names, f"*_stage_{len(expected_ipus)}_*")
+        check_in_test(not beyond, "The number of expected_ipus does not match the number of stages")
+        for stage, expected in enumerate(expected_ipus):
+            own = fnmatch.filter(names, f"*_stage_{stage}_*")
+            if isinstance(expected, int) and expected != -1:
+                ipus = {tile // tile_per_ipu for tile in mapped.tile_ids(own)} if own else set()
+                check_in_test(ipus <= {expected}, f"Stage {stage} lies on IPUs {sorted(ipus)}")
