@@ -453,4 +453,27 @@ IMAGES_OF_COLOURS = [
     ),
 ]
 
-POINTWISE: list[RawCase] = [*UNARY, *BINARY, *CASTS, *REDUCTIONS, *LOSSES, *SPECIAL, *IMAGES_OF_COLOURS]
+_SLOPES = np.linspace(-1.4, 1.2, 24).astype(np.float32).reshape(4, 6)
+SLOPES = [
+    *(case(op, y=POSITIVE, dy=_SLOPES) for op in ("SqrtGrad", "RsqrtGrad", "InvGrad", "ReciprocalGrad")),
+    *(case(op, y=OPEN, dy=_SLOPES) for op in ("TanhGrad", "SigmoidGrad")),
+    *(case(op, gradients=_SLOPES, features=ORDINARY) for op in ("ReluGrad", "Relu6Grad")),
+    case("SoftplusGrad", gradients=_SLOPES, features=ORDINARY),
+    case("SoftsignGrad", gradients=_SLOPES, features=ORDINARY, _gradient=False),
+    *(case(op, gradients=_SLOPES, outputs=OPEN) for op in ("EluGrad", "SeluGrad")),
+    case("LeakyReluGrad", gradients=_SLOPES, features=ORDINARY, alpha=0.3),
+    case("BiasAddGrad", out_backprop=ROWS),
+    case("BiasAddGrad", "channels_first", out_backprop=ROWS[..., None], data_format="NCHW"),
+]  # fmt: skip
+"""Operations that TensorFlow's own gradients consist of."""
+
+POINTWISE: list[RawCase] = [
+    *SLOPES,
+    *UNARY,
+    *BINARY,
+    *CASTS,
+    *REDUCTIONS,
+    *LOSSES,
+    *SPECIAL,
+    *IMAGES_OF_COLOURS,
+]

@@ -42,6 +42,8 @@ ELSEWHERE = {
     "Podrun:reduce_scatter": _SDK + "test_collectives_between_replicas",
     "Podrun:ctc_loss": _SDK + "test_connectionist_losses_are_tensorflows",
     "Podrun:ctc_decode": _HERE + "test_the_best_labels_are_tensorflows",
+    "UniformCandidateSampler": _HERE + "test_candidates_are_expected_as_often_as_in_tensorflow",
+    "LogUniformCandidateSampler": _HERE + "test_candidates_are_expected_as_often_as_in_tensorflow",
     "Podrun:log_uniform_sample": _HERE + "test_sampled_classes_are_log_uniform",
     "Podrun:replica_sum_over_count": _SDK + "test_collectives_between_replicas",
     "TensorListFromTensor": _HERE + "test_it_computes_what_tensorflow_does",
@@ -160,6 +162,46 @@ def test_sampled_classes_are_log_uniform() -> None:
     np.testing.assert_allclose(
         share, np.log((np.arange(9) + 2) / (np.arange(9) + 1)) / np.log(10), atol=0.015
     )
+
+
+@pytest.mark.parametrize("op", ["UniformCandidateSampler", "LogUniformCandidateSampler"])
+def test_candidates_are_expected_as_often_as_in_tensorflow(op: str) -> None:
+    import tensorflow as tf
+
+    true = np.arange(40, dtype=np.int32)[None]
+
+    def drawn(unique: bool, count: int, seed: int = 3) -> list[np.ndarray]:
+        def draw(x: Any) -> Any:
+            options = {
+                "num_sampled": count,
+                "unique": unique,
+                "range_max": 40,
+                "seed": 87654321,
+                "seed2": seed,
+            }
+            return getattr(tf.raw_ops, op)(true_classes=tf.cast(x, tf.int64), num_true=40, **options)
+
+        return [
+            np.asarray(v)
+            for v in computed(RawCase(op, "", {"x": true}, function=draw, gradient=False), False)
+        ]
+
+    classes, of_true, of_sampled = drawn(False, COUNT)
+    uniform = op.startswith("Uniform")
+    shares = np.full(40, 1 / 40) if uniform else np.log((true[0] + 2) / (true[0] + 1)) / np.log(41)
+    np.testing.assert_allclose(of_true[0], shares * COUNT, rtol=1e-4)
+    np.testing.assert_allclose(of_sampled, shares[classes] * COUNT, rtol=1e-4)
+    np.testing.assert_allclose(np.bincount(classes, minlength=40) / COUNT, shares, atol=0.015)
+    every = [drawn(True, 20, seed) for seed in range(30)]
+    assert all(len(set(classes)) == 20 for classes, _, _ in every)
+    options = {"num_true": 40, "num_sampled": 20, "unique": True, "range_max": 40}
+    theirs = [
+        np.asarray(getattr(tf.raw_ops, op)(true_classes=true.astype(np.int64), seed=7, seed2=k, **options)[1])
+        for k in range(200)
+    ]
+    ours = np.mean([of_true[0] for _, of_true, _ in every], 0)
+    np.testing.assert_allclose(ours, np.mean(theirs, (0, 1)), atol=0.06)
+    np.testing.assert_array_equal(drawn(True, 20, 5)[0], every[5][0])
 
 
 # --- Random numbers ---------------------------------------------------------------------------------------------

@@ -52,6 +52,8 @@ def node_attributes(operation: tf.Operation) -> dict[str, Any]:
     attributes = {n: python_value(operation.get_attr(n)) for n in kept if n not in _TYPES_ALONE}
     if operation.outputs and operation.type in _TYPED:
         attributes["output"] = operation.outputs[0].dtype.base_dtype.as_numpy_dtype.__name__
+    if operation.type.endswith("CandidateSampler"):
+        attributes["seeds"] = (operation.get_attr("seed"), operation.get_attr("seed2"))
     return attributes
 
 

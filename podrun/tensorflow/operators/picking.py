@@ -16,19 +16,27 @@ from podrun.tensorflow.operators.table import Array, computes
 
 @computes("GatherV2", "Gather", attributes="batch_dims", folds=True)
 def _gather(ctx: Context, node: Node, x: Array, indices: Array, axis: Array | None = None) -> Array:
+    """Entries by index; zeros, as on an IPU, where an index is none of an entry."""
     place = 0 if axis is None else int(np.asarray(ctx.constant(2)).item())
     batch = int(node.get("batch_dims", 0))
     if batch:
         place = place if place >= 0 else place + x.ndim
 
         def one(row: Array, index: Array) -> Array:
-            return jnp.take(row, index, axis=place - batch)
+            return _taken(row, index, place - batch)
 
         function = one
         for _ in range(batch):
             function = jax.vmap(function)
         return function(x, indices)
-    return np.take(x, indices, place) if ctx.xp is np else jnp.take(x, indices, axis=place)
+    return np.take(x, indices, place) if ctx.xp is np else _taken(x, indices, place)
+
+
+def _taken(x: Array, indices: Array, axis: int) -> Array:
+    places = jnp.asarray(indices)
+    if jnp.issubdtype(places.dtype, jnp.signedinteger):
+        places = jnp.where(places < 0, jnp.asarray(x.shape[axis], places.dtype), places)
+    return jnp.take(x, places, axis=axis, mode="fill", fill_value=0)
 
 
 @computes("GatherNd", attributes="bad_indices_policy")

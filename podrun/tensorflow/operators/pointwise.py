@@ -107,11 +107,27 @@ def _divided_by_zero(x: Array, y: Array) -> Array:
     return jnp.where(zero, jnp.zeros((), x.dtype), x / jnp.where(zero, jnp.ones((), y.dtype), y))
 
 
+def _one_minus_square(y: Array) -> Array:
+    return 1 - y * y
+
+
+@jax.custom_jvp
+def _tanh(x: Array) -> Array:
+    return jnp.tanh(x)
+
+
+@_tanh.defjvp
+def _tanh_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    """The slope as `TanhGrad` has it, to the bit."""
+    y = _tanh(*primals)
+    return y, tangents[0] * _one_minus_square(y)
+
+
 _FUNCTIONS: dict[str, Callable[..., Array]] = {
     "Abs": absolute, "Exp": jnp.exp, "Expm1": jnp.expm1, "Log": jnp.log, "Log1p": jnp.log1p, "Sqrt": jnp.sqrt,
     "Rsqrt": lambda x: lax.rsqrt(x), "Sin": jnp.sin, "Cos": jnp.cos, "Tan": jnp.tan, "Asin": jnp.arcsin,
     "Acos": jnp.arccos, "Atan": jnp.arctan, "Atan2": jnp.arctan2, "Sinh": jnp.sinh, "Cosh": jnp.cosh,
-    "Tanh": jnp.tanh, "Sigmoid": jax.nn.sigmoid, "Erf": lax.erf, "Erfc": lax.erfc, "Lgamma": lax.lgamma,
+    "Tanh": _tanh, "Sigmoid": jax.nn.sigmoid, "Erf": lax.erf, "Erfc": lax.erfc, "Lgamma": lax.lgamma,
     "Digamma": lax.digamma, "Relu": jax.nn.relu, "Relu6": _relu6, "Elu": jax.nn.elu, "Selu": _selu,
     "Softplus": jax.nn.softplus, "Softsign": jax.nn.soft_sign, "Reciprocal Inv": lambda x: 1 / x,
     "RealDiv": jnp.divide, "Div": lambda a, b: a / b if jnp.issubdtype(a.dtype, jnp.floating) else lax.div(a, b),
@@ -125,6 +141,43 @@ _FUNCTIONS: dict[str, Callable[..., Array]] = {
 }  # fmt: skip
 for _types, _function in _FUNCTIONS.items():
     _register(_types, _function)
+
+
+_SLOPES_OF_RESULTS: dict[str, Callable[[Array], Array]] = {
+    "TanhGrad": _one_minus_square,
+    "SigmoidGrad": lambda y: y * (1 - y),
+    "SqrtGrad": lambda y: 0.5 / y,
+    "RsqrtGrad": lambda y: -0.5 * y * y * y,
+    "ReciprocalGrad InvGrad": lambda y: -(y * y),
+}
+"""The slope of a function by its result, which is the first input; the second is the gradient of the result."""
+_SLOPES: dict[str, Callable[[Array], Array]] = {
+    "ReluGrad": lambda x: (x > 0).astype(x.dtype),
+    "Relu6Grad": lambda x: ((x > 0) & (x < 6)).astype(x.dtype),
+    "SoftplusGrad": jax.nn.sigmoid,
+    "SoftsignGrad": lambda x: 1 / jnp.square(1 + jnp.abs(x)),
+    "EluGrad": lambda y: jnp.where(y < 0, y + 1, jnp.ones((), y.dtype)),
+    "SeluGrad": lambda y: jnp.where(
+        y < 0, y + jnp.asarray(1.7580993408473768, y.dtype), jnp.asarray(1.0507009873554805, y.dtype)
+    ),
+}
+"""The slope of an activation: by the second input, where the first is the gradient."""
+for _types, _slope in _SLOPES_OF_RESULTS.items():
+    _register(_types, lambda y, gradient, slope=_slope: gradient * slope(y))
+for _types, _slope in _SLOPES.items():
+    _register(_types, lambda gradient, x, slope=_slope: gradient * slope(x))
+
+
+@computes("LeakyReluGrad", attributes="alpha")
+def _leaky_slope(ctx: Context, node: Node, gradient: Array, x: Array) -> Array:
+    return jnp.where(x > 0, gradient, gradient * jnp.asarray(node["alpha"], x.dtype))
+
+
+@computes("BiasAddGrad", attributes="data_format")
+def _bias_gradient(ctx: Context, node: Node, gradient: Array) -> Array:
+    channels = 1 if node.get("data_format", "NHWC") == "NCHW" else gradient.ndim - 1
+    others = tuple(axis for axis in range(gradient.ndim) if axis != channels)
+    return gradient.astype(jnp.float32).sum(others).astype(gradient.dtype)
 
 
 @computes("Maximum", "Minimum", folds=True)

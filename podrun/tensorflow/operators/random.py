@@ -80,3 +80,37 @@ def _dropout(ctx: Context, node: Node, x: Array, seed: Array) -> Array:
     key = jax.random.fold_in(jax.random.key(words[0]), words[-1])
     kept = jax.random.uniform(key, shape) >= node["rate"]
     return jnp.where(kept, x * jnp.asarray(1 / (1 - node["rate"]), x.dtype), jnp.zeros((), x.dtype))
+
+
+_OF_OPERATION = 87654321
+"""TensorFlow's first seed where a program seeds the operation alone."""
+
+
+@computes("UniformCandidateSampler", "LogUniformCandidateSampler",
+          attributes="num_true num_sampled unique range_max seeds", random=True)  # fmt: skip
+def _candidates(ctx: Context, node: Node, true_classes: Array) -> tuple[Array, ...]:
+    """Sampled classes, and how often the true and the sampled ones are expected among them.
+
+    Unique classes come in the order in which they would be drawn first. How many draws that takes decides the
+    expectation, as in TensorFlow: a draw is new with the probability of what has not been drawn yet.
+    """
+    count, classes, (first, second) = node["num_sampled"], node["range_max"], node["seeds"]
+    key = jax.random.fold_in(jax.random.key(first), second) if first == _OF_OPERATION else ctx.key()
+    ids = jnp.arange(classes, dtype=jnp.float32)
+    uniform = node.op_type.startswith("Uniform")
+    shares = jnp.full(classes, 1.0 / classes) if uniform else jnp.log1p(1 / (ids + 1)) / np.log1p(classes)
+    sampling, waiting = jax.random.split(key)
+    if node["unique"]:
+        sampled = jax.lax.top_k(jnp.log(shares) + jax.random.gumbel(sampling, shares.shape), count)[1]
+        before = jnp.cumsum(shares[sampled]) - shares[sampled]
+        new = jnp.clip(1 - before, shares.min(), 1.0)
+        chance = jax.random.uniform(waiting, (count,), minval=1e-7, maxval=1.0)
+        tries = jnp.sum(
+            jnp.where(new < 1, jnp.ceil(jnp.log(chance) / jnp.log1p(-jnp.minimum(new, 1 - 1e-7))), 1.0)
+        )
+        expected = -jnp.expm1(tries * jnp.log1p(-jnp.minimum(shares, 1 - 1e-7)))
+    else:
+        sampled = jax.random.categorical(sampling, jnp.log(shares), shape=(count,))
+        expected = shares * count
+    sampled = sampled.astype(jnp.int32)
+    return sampled, expected[jnp.asarray(true_classes)], expected[sampled]

@@ -152,7 +152,9 @@ def _scatter_with(ctx: Context, node: Node, v: Array, indices: Array, updates: A
     return {"Mul": rows.multiply, "Div": rows.divide, "Min": rows.min, "Max": rows.max}[kind](updates)
 
 
-@computes("ResourceScatterNdUpdate", "ResourceScatterNdAdd", "ResourceScatterNdSub")
+@computes(
+    "ResourceScatterNdUpdate", "ResourceScatterNdAdd", "ResourceScatterNdSub", attributes="bad_indices_policy"
+)
 def _scatter_places(ctx: Context, node: Node, v: Array, indices: Array, updates: Array) -> Array:
     places = v.at[tuple(jnp.moveaxis(indices, -1, 0))]
     if node.op_type.endswith("Update"):
