@@ -135,3 +135,26 @@ def test_layers_of_version_1_have_no_8_bit_floats() -> None:
     assert hasattr(own_module("ipu_tensorflow_addons.keras.layers"), "ConvertToF8")
     for name in ("ConvertToF8", "ConvertFromF8"):
         assert not hasattr(own_module("ipu_tensorflow_addons.v1.layers"), name)
+
+
+def test_the_host_converts_where_no_ipu_is(ipu: Any) -> None:
+    import tensorflow as tf
+
+    f8, behaviour = ipu.f8_ops, ipu.config.IPUConfig()
+    metadata = f8.create_metadata(f8.Format.F152, 0)
+
+    def there_and_back(x: Any) -> Any:
+        return f8.convert_from_f8(f8.convert_to_f8(x, metadata), tf.float32)
+
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        x = tf.compat.v1.placeholder(tf.float16, NUMBERS.shape)
+        own = session.run(there_and_back(x), {x: NUMBERS})
+    np.testing.assert_array_equal(own, nearest("F152", NUMBERS))
+    large = tf.constant([1e6, -1e6, 1.0])
+    np.testing.assert_array_equal(there_and_back(large), [57344, -57344, 1])
+    behaviour.floating_point_behaviour.nanoo = True
+    behaviour.configure_ipu_system()
+    try:
+        np.testing.assert_array_equal(there_and_back(large), [np.nan, np.nan, 1])
+    finally:
+        ipu.config.IPUConfig().configure_ipu_system()

@@ -7,7 +7,7 @@ Products and convolutions are computed in float32 and give halves.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -16,6 +16,9 @@ import tensorflow as tf
 
 from podrun.numerics.precision import eight_bit_floats, from_eight_bit_floats
 from podrun.tensorflow.capture.markers import mark
+from podrun.tensorflow.capture.program_graphs import in_program
+from podrun.tensorflow.execution.device_table import DEVICES
+from podrun.tensorflow.execution.placed_devices import placed_ordinal
 
 if TYPE_CHECKING:
     Strides: TypeAlias = int | Sequence[int]
@@ -99,9 +102,7 @@ def convert_to_f8(values: tf.Tensor, metadata: Metadata, name: str | None = None
     """Numbers of any type, as halves, rounded to the nearest 8-bit float; the metadata is handed on as a tensor."""
     halves = _halves(values)
     scalar = tf.convert_to_tensor(metadata, tf.uint8)
-    if tf.executing_eagerly():
-        return QuarterTensor(tf.constant(eight_bit_floats(np, halves.numpy(), scalar.numpy())), scalar)
-    (data,) = mark("to_eight_bits", [halves, scalar], [tf.TensorSpec(halves.shape, tf.uint8)], name=name)
+    data = _converted("to_eight_bits", eight_bit_floats, [halves, scalar], tf.uint8, name)
     return QuarterTensor(data, scalar)
 
 
@@ -113,11 +114,39 @@ def convert_from_f8(
 
 
 def _halves(values: tf.Tensor, name: str | None = None) -> tf.Tensor:
-    """A tensor in float16. Too large numbers become the greatest, in eager mode as on a device."""
+    """A tensor in float16. Too large numbers become the greatest, or NaN with ``nanoo``, on the host as on a device."""
     halves = tf.cast(values, tf.float16, name=name)
-    if not tf.executing_eagerly():
+    if _on_device():
         return halves
-    return tf.where(tf.math.is_inf(halves), tf.sign(halves) * tf.float16.max, halves)
+    limit = tf.constant(np.nan, tf.float16) if DEVICES.nan_on_overflow else tf.sign(halves) * tf.float16.max
+    return tf.where(tf.math.is_inf(halves), limit, halves)
+
+
+def _on_device() -> bool:
+    """Whether operations that are made now are computed by a program, and not by the host."""
+    if tf.executing_eagerly():
+        return False
+    graph: tf.Graph = tf.compat.v1.get_default_graph()
+    return in_program() or placed_ordinal(graph) is not None
+
+
+def _converted(
+    kind: str,
+    function: Callable[..., np.ndarray],
+    inputs: Sequence[tf.Tensor],
+    dtype: tf.DType,
+    name: str | None,
+) -> tf.Tensor:
+    """What ``function`` gives for bytes or halves and their metadata: computed by a program, or by the host."""
+    spec = tf.TensorSpec(inputs[0].shape, dtype)
+    if _on_device():
+        (result,) = mark(kind, list(inputs), [spec], name=name)
+        return result
+    if tf.executing_eagerly():
+        return tf.constant(function(np, *(t.numpy() for t in inputs)))
+    result = tf.numpy_function(lambda *arrays: function(np, *arrays), list(inputs), dtype, name=name)
+    result.set_shape(spec.shape)
+    return result
 
 
 def _floats(value: object, name: str | None = None) -> tf.Tensor:
@@ -126,10 +155,7 @@ def _floats(value: object, name: str | None = None) -> tf.Tensor:
         return tf.cast(value, tf.float32)
     scalar = tf.convert_to_tensor(value.metadata, tf.uint8)
     data = tf.convert_to_tensor(value.data)
-    if tf.executing_eagerly():
-        return tf.constant(from_eight_bit_floats(np, data.numpy(), scalar.numpy()))
-    (floats,) = mark("from_eight_bits", [data, scalar], [tf.TensorSpec(data.shape, tf.float32)], name=name)
-    return floats
+    return _converted("from_eight_bits", from_eight_bit_floats, [data, scalar], tf.float32, name)
 
 
 def _checked(value: object, rank: int) -> tf.Tensor:
