@@ -16,7 +16,7 @@ import importlib.util
 import os
 import sys
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +96,13 @@ def _operations_module(name: str) -> types.ModuleType:
     return importlib.import_module(f"{ROOT}.ops.{name}")
 
 
+def _library_operations(module: str) -> Mapping[str, Any]:
+    """The operations of a module of the SDK's libraries that stand in a table."""
+    if module not in ("gen_poprand_ops", "gen_popops_ops"):
+        return {}
+    return dict(importlib.import_module(_SDK + "layer_ops").LIBRARY_OPERATIONS[module])
+
+
 class SdkFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finds the modules that only the SDK's TensorFlow has."""
 
@@ -131,6 +138,7 @@ class SdkFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             if name.endswith(".gen_popnn_ops"):
                 layers = importlib.import_module("podrun.tensorflow.addons.recurrent_call")
                 module.__dict__.update(layers.LIBRARY_LAYERS)
+            module.__dict__.update(_library_operations(name.rpartition(".")[2]))
             if name.endswith(".trace_pb2"):
                 module.__dict__["IpuTraceEvent"] = importlib.import_module(
                     "podrun.tensorflow.execution.trace_events"

@@ -476,6 +476,6 @@ def test_datasets_are_measured(program: Program) -> None:
     ipu, infeed = program.ipu, program.infeed()
     measured = ipu.dataset_benchmark.infeed_benchmark(infeed, 2, 6, print_stats=False)
     with program.session() as session:
-        epochs = json.loads(session.run(measured))["epochs"]
+        epochs = json.loads(session.run(measured)[0])["epochs"]
     assert [epoch["elements_processed"] for epoch in epochs] == [6, 6]
     assert epochs[0]["total_bytes_processed"] == 6 * 4

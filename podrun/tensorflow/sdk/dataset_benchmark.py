@@ -42,8 +42,8 @@ def dataset_benchmark(
     apply_debug_options: bool = True,
     do_memcpy: bool = True,
 ) -> tf.Tensor:
-    """A JSON text with an entry for each epoch: elements, bytes, seconds, elements a second and gigabytes a second.
-    OutOfRangeError for a dataset with fewer elements. ValueError for counts below 1.
+    """One JSON text, ``[1]``, with an entry for each epoch: elements, bytes, seconds, elements a second and gigabytes a
+    second. OutOfRangeError for a dataset with fewer elements. ValueError for counts below 1.
     """
     if number_of_epochs < 1 or elements_per_epochs < 1:
         raise ValueError("number_of_epochs and elements_per_epochs must be at least 1.")
@@ -63,11 +63,13 @@ def dataset_benchmark(
             epochs.append(_epoch(elements_per_epochs, size, seconds))
             if print_stats:
                 print(json.dumps(epochs[-1]))
-        return np.array(json.dumps({"epochs": epochs}).encode(), object)
+        return np.array([json.dumps({"epochs": epochs}).encode()], object)
 
     if tf.executing_eagerly():
-        return tf.constant(run().item())
-    return tf.numpy_function(raising_itself(run), [], tf.string, stateful=True, name="dataset_benchmark")
+        return tf.constant(run())
+    text = tf.numpy_function(raising_itself(run), [], tf.string, stateful=True, name="dataset_benchmark")
+    text.set_shape([1])
+    return text
 
 
 def _epoch(elements: int, size: int, seconds: float) -> dict[str, Any]:
@@ -94,8 +96,10 @@ def infeed_benchmark(
 
 
 class BufferDataset:
-    """``data.ops.dataset_ops.BufferDataset``: a dataset whose elements are drawn ahead, ``buffer_size`` at most."""
+    """``data.ops.dataset_ops.BufferDataset``: a dataset whose elements are drawn ahead, ``buffer_size`` at a time.
+    Elements at its end that fill no buffer are left out.
+    """
 
     def __new__(cls, input_dataset: tf.data.Dataset, buffer_size: int) -> tf.data.Dataset:
         """The dataset with a buffer."""
-        return input_dataset.prefetch(buffer_size)
+        return input_dataset.batch(buffer_size, drop_remainder=True).unbatch().prefetch(buffer_size)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -48,13 +48,15 @@ def seeded_dropout(
     if not 0.0 <= rate < 1.0:
         raise ValueError(f"`rate` must be a real number in the range [0, 1), got {rate}")
     x = tf.convert_to_tensor(x)
-    shape = None if noise_shape is None else [int(d) for d in noise_shape]
+    shape = [int(d) for d in noise_shape] if noise_shape is not None and len(noise_shape) else None
     if shape is not None:
         if len(shape) != x.shape.rank:
-            raise ValueError(f"noise_shape {shape} must have the rank of the input, {x.shape.rank}.")
+            raise ValueError(
+                f"The length of noise_shape, {len(shape)}, must equal the rank of x. It is {x.shape.rank}."
+            )
         if any(n not in (1, d) for n, d in zip(shape, x.shape, strict=True)):
             raise ValueError(
-                f"noise_shape {shape} must be 1 or the input's size in each dimension: {x.shape}."
+                f"Dimension mismatch: noise_shape {shape} must be 1 or the size of x in each dimension: {x.shape}."
             )
     if rate == 0.0:
         return x
@@ -68,6 +70,51 @@ def seeded_dropout(
         noise_shape=shape,
     )
     return result
+
+
+def _dropped_with_seed(
+    x: tf.Tensor,
+    seed: tf.Tensor | Sequence[int],
+    rate: float,
+    scale: float,
+    noise_shape: Sequence[int] | None = None,
+    name: str | None = None,
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """``gen_poprand_ops.ipu_dropout_with_seed``: what is kept times ``scale``, the seed, and a reference that only
+    the SDK's own gradient reads.
+    """
+    x, seed = tf.convert_to_tensor(x), tf.convert_to_tensor(seed, tf.int32)
+    kept = seeded_dropout(x, rate, noise_shape, seed)
+    factor = tf.constant(scale * (1.0 - rate), x.dtype)
+    return kept * factor, tf.identity(seed), tf.zeros([], x.dtype)
+
+
+def _dropped(
+    x: tf.Tensor,
+    rate: float,
+    scale: float,
+    noise_shape: Sequence[int] | None = None,
+    name: str | None = None,
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """``gen_poprand_ops.ipu_dropout``: the same with a seed that is drawn."""
+    seed = tf.random.uniform([2], tf.int32.min, tf.int32.max, tf.int32)
+    return _dropped_with_seed(x, seed, rate, scale, noise_shape)
+
+
+def _rows_added(
+    x: tf.Tensor, indices: tf.Tensor, updates: tf.Tensor, scale: tf.Tensor | float, name: str | None = None
+) -> tf.Tensor:
+    """``gen_popops_ops.ipu_multi_update_add``: rows of ``x`` with ``scale`` times the updates of their indices."""
+    x, updates = tf.convert_to_tensor(x), tf.convert_to_tensor(updates)
+    scaled = updates * tf.cast(scale, updates.dtype)
+    return tf.tensor_scatter_nd_add(x, tf.convert_to_tensor(indices)[..., None], scaled)
+
+
+LIBRARY_OPERATIONS: dict[str, dict[str, Callable[..., Any]]] = {
+    "gen_poprand_ops": {"ipu_dropout": _dropped, "ipu_dropout_with_seed": _dropped_with_seed},
+    "gen_popops_ops": {"ipu_multi_update_add": _rows_added},
+}
+"""Operations of ``tensorflow.compiler.plugin.poplar.ops``, by their module."""
 
 
 def _checked_channels(inputs: tf.Tensor, groups: int, channels_axis: int) -> int:
@@ -154,7 +201,8 @@ def embedding_lookup(
     factor = serialization_factor if isinstance(serialization_factor, int) else 1
     if factor < 1 or int(params.shape[0]) % factor:
         raise ValueError(
-            f"serialization_factor {factor} must divide the {params.shape[0]} rows of the table."
+            f"The serialization_factor ({factor}) must divide the size of the 0th dimension of params "
+            f"({params.shape[0]})."
         )
     return tf.gather(params, ids)
 

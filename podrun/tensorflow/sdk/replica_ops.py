@@ -131,6 +131,11 @@ def outlined_function(
     return func if func is not None else (lambda function: function)
 
 
+def _convert_to_list(values: Any) -> list[Any]:
+    """The values in a list; a tensor alone gives a list of one. Programs call it by this name."""
+    return list(values) if isinstance(values, (list, tuple)) else [values]
+
+
 def ipu_multi_conv(
     func: Callable[..., Any] | None = None, options: Mapping[str, str] | None = None
 ) -> Callable[..., Any]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import NoReturn
+from collections.abc import Callable, Mapping, Sequence
 
 import tensorflow as tf
 
@@ -86,8 +85,8 @@ def cpu_user_operation(
     )
 
 
-def codelet_expression_op(*_: object) -> NoReturn:
-    """Refused: codelets are code for the IPU."""
-    raise NotImplementedError(
-        "podrun does not have codelet expressions: write the expression with TensorFlow's operations."
-    )
+def codelet_expression_op(vertex_expression: Callable[..., tf.Tensor], *args: tf.Tensor) -> tf.Tensor:
+    """The expression of the elements of tensors, which are broadcast. The function computes it with operators of
+    Python, so it is called with the tensors themselves.
+    """
+    return tf.convert_to_tensor(vertex_expression(*(tf.convert_to_tensor(a) for a in args)))

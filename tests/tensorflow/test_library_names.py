@@ -1,0 +1,97 @@
+"""Names of the SDK's libraries in programs of version 1, and the words in which wrong arguments are refused."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed"
+)
+_LIBRARIES = "tensorflow.compiler.plugin.poplar.ops."
+
+
+def computed(ipu: Any, function: Callable[..., Any], *arrays: np.ndarray) -> list[Any]:
+    """The results of a compiled program of version 1, whose variables nothing initialises."""
+    import tensorflow.compat.v1 as tf
+
+    with tf.Graph().as_default(), tf.Session() as session:
+        inputs = [tf.placeholder(a.dtype, a.shape) for a in arrays]
+        with ipu.scopes.ipu_scope("/device:IPU:0"):
+            results = ipu.ipu_compiler.compile(function, inputs)
+        return list(session.run(results, dict(zip(inputs, arrays, strict=True))))
+
+
+def test_masks_come_with_their_seeds(ipu: Any) -> None:
+    dropout = importlib.import_module(_LIBRARIES + "gen_poprand_ops")
+    x = np.linspace(1, 2, 400).astype(np.float32).reshape(20, 20)
+
+    def drop(x: Any) -> Any:
+        dropped, seed, _ = dropout.ipu_dropout(x, rate=0.25, scale=3.0)
+        again, same, _ = dropout.ipu_dropout_with_seed(x, seed, rate=0.25, scale=3.0)
+        rows, _, _ = dropout.ipu_dropout_with_seed(x, [1, 2], rate=0.25, scale=1.0, noise_shape=[20, 1])
+        return dropped, seed, again, same, rows
+
+    dropped, seed, again, same, rows = computed(ipu, drop, x)
+    kept = dropped != 0
+    assert 0.6 < kept.mean() < 0.9
+    np.testing.assert_allclose(dropped[kept], 3 * x[kept], rtol=1e-6)
+    np.testing.assert_array_equal(again, dropped)
+    np.testing.assert_array_equal(same, seed)
+    assert set(np.count_nonzero(rows, 1)) == {0, 20}
+
+
+def test_rows_outside_of_a_table_are_zeros(ipu: Any) -> None:
+    libraries = importlib.import_module(_LIBRARIES + "gen_popops_ops")
+    table, ids = np.arange(12, dtype=np.float16).reshape(4, 3), np.array([-3, 3, 4, 0], np.int32)
+
+    def look_up(table: Any, ids: Any) -> Any:
+        rows = ipu.embedding_ops.embedding_lookup(table, ids, serialization_factor=2)
+        return rows, libraries.ipu_multi_update_add(table, updates=rows, indices=[1, 1, 2, 0], scale=2.0)
+
+    rows, added = computed(ipu, look_up, table, ids)
+    np.testing.assert_array_equal(rows, [[0] * 3, table[3], [0] * 3, table[0]])
+    expected = table.copy()
+    np.add.at(expected, [1, 1, 2, 0], 2 * rows)
+    np.testing.assert_array_equal(added, expected)
+
+
+def test_an_expression_is_computed_for_each_element(ipu: Any) -> None:
+    x, y = np.arange(-3, 3, dtype=np.float32)[:, None], np.array([[2, 5]], np.float32)
+
+    def express(x: Any, y: Any) -> Any:
+        operation = ipu.custom_ops.codelet_expression_op
+        return operation(lambda a, b: a * a + b, x, y), operation(abs, x)
+
+    both, alone = computed(ipu, express, x, y)
+    np.testing.assert_array_equal(both, x * x + y)
+    np.testing.assert_array_equal(alone, abs(x))
+
+
+def test_wrong_arguments_are_refused_in_the_words_of_the_sdk(ipu: Any) -> None:
+    import tensorflow as tf
+
+    x = tf.zeros([4, 2, 3])
+    with pytest.raises(ValueError, match=r"must equal the rank of x\."):
+        ipu.rand_ops.dropout(x, noise_shape=[1])
+    with pytest.raises(ValueError, match="Dimension mismatch"):
+        ipu.rand_ops.dropout(x, noise_shape=[4, 1, 2])
+    with pytest.raises(
+        ValueError, match=r"serialization_factor \(3\) must divide the size of the 0th dimension"
+    ):
+        ipu.embedding_ops.embedding_lookup(x, tf.zeros([1], tf.int32), serialization_factor=3)
+    for method in (None, "mode", 7):
+        with pytest.raises(ValueError, match="reduction_method must be set to SUM, MEAN or RUNNING_MEAN"):
+            ipu.gradient_accumulation.GradientAccumulationReductionMethod.parse(method)
+
+
+def test_a_buffered_dataset_has_whole_buffers(ipu: Any) -> None:
+    import tensorflow as tf
+
+    buffered = ipu.data.ops.dataset_ops.BufferDataset(tf.data.Dataset.range(5), 2)
+    assert [int(x) for x in buffered] == [0, 1, 2, 3]
