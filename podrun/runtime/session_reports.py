@@ -40,6 +40,11 @@ class SessionReports:
         self.cycles: int | None = None
         """Modelled cycles of the last run."""
 
+    @property
+    def folder(self) -> Path | None:
+        """Where the report is, once it was written."""
+        return None if self._written is None else self._written.parent
+
     def name_run(self, name: str) -> None:
         """Note the ``debugName`` of a run; reports show the first ones apart."""
         if len(self._run_names) < NAMED_RUNS:

@@ -7,7 +7,7 @@ iteration; any other program is one step.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import cast
 
@@ -131,6 +131,10 @@ class HostProgram:
             self.ordinal,
             DEVICES.recomputes,
         )
+
+    def let_report(self) -> None:
+        """Let the program, which is a part of another, have a report of its own."""
+        self._source = replace(self._source, reported=True)
 
     @property
     def pipeline(self) -> PipelineShape | None:

@@ -17,6 +17,7 @@ import tensorflow as tf
 from podrun.core.errors import (
     ApplicationRuntimeError,
     GraphMemoryAllocationError,
+    InvalidOptionError,
     PodrunError,
     PoplarError,
     RecoverableRuntimeError,
@@ -184,8 +185,9 @@ def in_words_of_the_sdk(error: BaseException) -> BaseException:
 
 def _poplar_text(error: PoplarError) -> str:
     """An error of the emulated system as the SDK's TensorFlow words it."""
-    stage = "Compile engine" if isinstance(error, GraphMemoryAllocationError) else "Execute engine"
-    text = f"[Poplar][{stage}] {error.type}: {error.message}"
+    compiling = isinstance(error, (GraphMemoryAllocationError, InvalidOptionError))
+    message = error.message.removeprefix("engineOptions: ")
+    text = f"[Poplar][{'Compile' if compiling else 'Execute'} engine] {error.type}: {message}"
     action = error.recovery_action.name if isinstance(error, RecoverableRuntimeError) else ""
     if isinstance(error, ApplicationRuntimeError):
         action = "IPU_RESET"

@@ -339,6 +339,13 @@ class PartedProgram:
         place = (graph.ordinal, max(shards, getattr(graph, "shards", 1)))
         named = {t.name: key for t, key in zip(self.inputs, self.keys, strict=True)}
         self._parts = GraphParts(graph, named, self.results, effects, place)
+        self._report_largest()
+
+    def _report_largest(self) -> None:
+        """Let the longest part have the report, where no loop has one."""
+        straight = [part.program for part in self._parts.parts if isinstance(part, StraightPart)]
+        if straight and all(isinstance(part, (StraightPart, HostPart)) for part in self._parts.parts):
+            max(straight, key=lambda program: len(program.step.nodes)).let_report()
 
     def written_inputs(self) -> list[int]:
         """The positions of the variables, any of which a part may write."""

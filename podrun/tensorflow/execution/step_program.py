@@ -34,7 +34,7 @@ from podrun.runtime.words import SessionCall
 from podrun.tensorflow.capture.places import PipelineShape
 from podrun.tensorflow.capture.program_graphs import FunctionGraph
 from podrun.tensorflow.execution.device_table import DEVICES
-from podrun.tensorflow.execution.modelling import ModelledStep, modelled_report, offer_step
+from podrun.tensorflow.execution.modelling import ModelledStep, modelled_report, offer_step, write_reports
 from podrun.tensorflow.execution.poplar_flags import flags
 from podrun.tensorflow.execution.trace_events import (
     note_compilation,
@@ -43,13 +43,13 @@ from podrun.tensorflow.execution.trace_events import (
     note_variables_sent,
 )
 from podrun.tensorflow.graph import structure, tensor_lists
-from podrun.tensorflow.graph.builder import GraphBuilder, ProgramFacts, Value, VariableHandle
+from podrun.tensorflow.graph.builder import ASSERTIONS, GraphBuilder, ProgramFacts, Value, VariableHandle
 from podrun.tensorflow.graph.differentiation import trimmed
 from podrun.tensorflow.graph.importer import Importer
 from podrun.tensorflow.graph.replica_equality import equal_variables
 from podrun.tensorflow.operators.table import HalfPrecision, TensorFlowOperators
 
-_ = structure, tensor_lists
+_ = tensor_lists
 MOST_AT_ONCE = 256
 """Most iterations whose inputs and results are in memory at once."""
 
@@ -107,6 +107,8 @@ def read_step(source: StepSource) -> ReadStep:
     outcome = Importer(builder).read(source.graph, values, source.results, source.effects, done=source.done)
     results = [builder.add("Result", [str(value)], name="result")[0] for value in outcome]
     written = dict(builder.written)
+    if ASSERTIONS in written:
+        facts.outfeeds[structure.ASSERTED] = builder.add("Result", [written.pop(ASSERTIONS)], name=ASSERTIONS)
     written |= {key: str(outcome[place]) for key, place in source.carried.items()}
     written = {key: name for key, name in written.items() if name != key}
     stored = {key: builder.add("Store", [key, name], name=f"store/{key}")[0] for key, name in written.items()}
@@ -259,11 +261,12 @@ class StepProgram:
             return
         moment = datetime.now().astimezone().strftime("%Y-%m-%d__%H-%M-%S-%f")
         reports = SessionReports(shown, self.settings, ipus, f"tf_report__{moment}__{os.getpid()}")
-        reports.after_compile(reports.engine_settings())
+        cached = bool(flags().cache_directory) and not parts.loader.compiler.compiled_here
+        write_reports(reports, self.source.name, unless_asked=cached)
         self._reports = DEVICES.compiled[content] = reports
-        note_compilation(
-            self.source.name, self.source.ordinal, time.monotonic() - begun, dict(self.step.places)
-        )
+        if not cached:
+            spent = time.monotonic() - begun
+            note_compilation(self.source.name, self.source.ordinal, spent, dict(self.step.places))
 
     def _modelled(self) -> ModelledStep:
         return ModelledStep(

@@ -23,6 +23,8 @@ class VariableHandle:
     key: str
 
 
+ASSERTIONS = "assertions"
+"""The variable that holds whether all assertions of a step held so far."""
 Value = str | VariableHandle
 """What a tensor of TensorFlow is: the name of a tensor of the runtime, or a variable."""
 
@@ -109,6 +111,16 @@ class GraphBuilder:
         """Let ``value`` be a variable's present value."""
         self.current[variable.key] = value
         self.written[variable.key] = value
+
+    def hold(self, condition: str) -> None:
+        """Let the step end its run unless ``condition`` holds, also where a branch or a loop computes it."""
+        held, root = VariableHandle(ASSERTIONS), self
+        while root.outer is not None:
+            root = root.outer
+        if ASSERTIONS not in root.current:
+            root.current[ASSERTIONS] = root.constant(True)
+        (every,) = self.add("LogicalAnd", [self.read(held), condition], name=ASSERTIONS)
+        self.write(held, every)
 
     def graph(
         self,

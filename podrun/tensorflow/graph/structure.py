@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from podrun.core.errors import UnsupportedError
+from podrun.core.errors import ApplicationRuntimeError, UnsupportedError
 from podrun.private_apis.tensorflow import private_module, symbol
 from podrun.runtime.graph import OperatorGraph
-from podrun.tensorflow.capture.markers import REFERENCES
+from podrun.tensorflow.capture.markers import REFERENCES, reference
 from podrun.tensorflow.capture.program_graphs import FunctionGraph
 from podrun.tensorflow.graph.builder import GraphBuilder, Value, VariableHandle
 from podrun.tensorflow.graph.differentiation import differentiate, trimmed
@@ -31,9 +31,31 @@ def _identity(importer: Importer, operation: tf.Operation, inputs: list[Value]) 
     return [inputs[0]]
 
 
-@reads_as("NoOp", "Assert", "ControlTrigger", "PrintV2", "Print", "AssertV2")
+@reads_as("NoOp", "ControlTrigger", "PrintV2", "Print", "AssertV2")
 def _nothing(importer: Importer, operation: tf.Operation, inputs: list[Value]) -> Sequence[Value]:
     return [inputs[0]] if operation.outputs else []
+
+
+class Assertions:
+    """The queue of which steps say whether their assertions held."""
+
+    def take(self, place: int, value: np.ndarray) -> None:
+        """ApplicationRuntimeError unless they held in all iterations."""
+        if not np.all(value):
+            raise ApplicationRuntimeError(
+                "An assertion of the program failed on the device.",
+                hint="Print the tensors that it is about with ipu.internal_ops.print_tensor, or run it on the host.",
+            )
+
+
+ASSERTED = reference(Assertions())
+"""The number of that queue."""
+
+
+@reads_as("Assert")
+def _assert(importer: Importer, operation: tf.Operation, inputs: list[Value]) -> Sequence[Value]:
+    importer.builder.hold(*importer.names(operation, inputs[:1]))
+    return []
 
 
 @reads_as("ReadVariableOp")

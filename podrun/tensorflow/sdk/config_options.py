@@ -116,8 +116,8 @@ class OptionCategory:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         new = type(self).__new__(type(self))
-        for key in ("_name", "_values", "_metadata"):
-            object.__setattr__(new, key, copy.deepcopy(self.__dict__[key], memo))
+        for key, value in self.__dict__.items():
+            object.__setattr__(new, key, copy.deepcopy(value, memo))
         return new
 
     def __repr__(self) -> str:

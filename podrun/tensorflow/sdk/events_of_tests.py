@@ -20,7 +20,9 @@ from podrun.tensorflow.execution.trace_events import KINDS, IpuTraceEvent, taken
 from podrun.tensorflow.sdk.cases_of_tests import check_in_test
 
 _TO_DEVICE = KINDS.index("HOST_TO_DEVICE_TRANSFER")
+_COMPILED = KINDS.index("COMPILE_END")
 _TO_HOST = KINDS.index("DEVICE_TO_HOST_TRANSFER")
+_NOTHING_COMPILED = "no program was compiled"
 
 
 def event_trace(name: str | None = None) -> tf.Tensor:
@@ -40,6 +42,11 @@ def extract_all_events(events: Iterable[Any]) -> list[Any]:
     """The messages of a trace."""
     plain = (event.numpy() if hasattr(event, "numpy") else event for event in events)
     return [IpuTraceEvent.FromString(event) for event in plain]
+
+
+def count_ipu_compilations(events: Iterable[Any]) -> int:
+    """How many compilations a trace has."""
+    return extract_all_types_from_event_trace(events).count(_COMPILED)
 
 
 def extract_all_types_from_event_trace(events: Iterable[Any]) -> list[int]:
@@ -86,6 +93,7 @@ class ReportJSON:
         self.report: tf.Tensor | None = None
         self.events: dict[int, list[Any]] = {}
         self.num_events = 0
+        self.compiled = False
         self.tensor_map: MappedTensors | None = None
         self.instruction_info: dict[str, Any] = {}
         if sess is not None:
@@ -135,7 +143,7 @@ class ReportJSON:
     ) -> dict[int, int]:
         """The same of events that the test brings."""
         counts, messages = self.get_events_from_log(events)
-        self.num_events = len(messages)
+        self.num_events, self.compiled = len(messages), counts[_COMPILED] > 0
         if assert_len:
             self.assert_num_events(assert_len, assert_msg)
         self.tensor_map, self.events, self.instruction_info = None, {}, {}
@@ -165,6 +173,18 @@ class ReportJSON:
         check_in_test(
             num_expected == self.num_events, f"{self.num_events} events, not {num_expected}. {assert_msg}"
         )
+
+    def assert_compiled_for_ipu(self, msg: str = "") -> None:
+        """A program was compiled since the last call."""
+        check_in_test(self.get_ipu_events()[0][_COMPILED] > 0, msg or _NOTHING_COMPILED)
+
+    def assert_contains_one_compile_event(self) -> None:
+        """A program was compiled, in the events that were read."""
+        check_in_test(self.compiled, _NOTHING_COMPILED)
+
+    def assert_contains_no_compile_event(self) -> None:
+        """No program was compiled, in the events that were read."""
+        check_in_test(not self.compiled, "a program was compiled")
 
     def get_host_to_device_event_names(self, event_idx: int = 0) -> list[str]:
         """The variables that went to the device."""

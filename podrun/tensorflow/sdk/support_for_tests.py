@@ -181,3 +181,33 @@ class ReportHelper:
 def count_matches_in_list(input_list: Iterable[str], to_match: str) -> int:
     """How many texts fit a pattern with ``*``."""
     return sum(fnmatch.fnmatch(text, to_match) for text in input_list)
+
+
+def _fitting(items: Iterable[str], patterns: Iterable[str]) -> list[str]:
+    chosen = list(patterns)
+    return [item for item in items if any(fnmatch.fnmatch(item, pattern) for pattern in chosen)]
+
+
+def items_matching_at_least_one_pattern(items: Iterable[str], patterns: Iterable[str]) -> list[str]:
+    """The texts that begin as one of the patterns says."""
+    return _fitting(items, [pattern + "*" for pattern in patterns])
+
+
+def missing_names_in_whitelist_entries(names: Iterable[str], whitelist: Iterable[str]) -> list[str]:
+    """The names that fit no pattern, wherever in them."""
+    chosen = list(names)
+    fitting = set(_fitting(chosen, [f"*{pattern}*" for pattern in whitelist]))
+    return [name for name in chosen if name and name not in fitting]
+
+
+def missing_whitelist_entries_in_names(names: Iterable[str], whitelist: Iterable[str]) -> list[str]:
+    """The patterns, as they are looked for, that no name fits."""
+    chosen = list(names)
+    return [pattern for pattern in (f"*{entry}*" for entry in whitelist) if not _fitting(chosen, [pattern])]
+
+
+def skip_with_asan(reason: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A decorator for tests that do not run with an address sanitizer. TypeError for a reason that is no text."""
+    if not isinstance(reason, str):
+        raise TypeError(f"'reason' should be string, got {type(reason)}")
+    return unittest.skipIf("ASAN_OPTIONS" in os.environ, reason)
