@@ -162,15 +162,14 @@ def test_a_pipeline_trains_as_accumulation_on_one_ipu(two_replicas: None, make: 
     np.testing.assert_allclose(outputs, alone.predict(POINTS, batch_size=4, verbose=0), rtol=1e-4)
 
 
-def test_an_accumulated_outfeed_gives_means_of_updates(two_replicas: None) -> None:
+def test_an_accumulated_outfeed_changes_no_values(two_replicas: None) -> None:
     model = staged_sequential()
     model.set_pipelining_options(4, accumulate_outfeed=True)
     model.compile("sgd", "mse", steps_per_execution=8)
     model.optimizer.learning_rate.assign(0.0)
     history = model.fit(POINTS, TARGETS, batch_size=4, shuffle=False, verbose=0)
     errors = ((model(POINTS).numpy() - TARGETS) ** 2).reshape(8, 4).mean(1)
-    running = np.cumsum(errors) / np.arange(1, 9)  # Keras' loss is the mean since the epoch began.
-    np.testing.assert_allclose(history.history["loss"], [running[4:].mean()], rtol=1e-5)
+    np.testing.assert_allclose(history.history["loss"], [errors.mean()], rtol=1e-5)
 
 
 def test_counts_that_a_pipeline_cannot_have(two_replicas: None) -> None:
@@ -266,11 +265,14 @@ def test_assignments_of_sequential_models_are_checked(one_ipu: None) -> None:
     model = sequential()
     cases = [
         ([0.0, 0.0], "All elements of `pipeline_stage_assignment`"),
-        ([0], r"\(1\) does not match the number of layers in the model \(currently 2\)"),
+        ([0], r"\(1\) does not match the number of layers in the graph \(2\)"),
         ([1, 1], "to the 0th pipeline stage, however it was assigned to 1"),
         ([0, 2], "sequential index 1 has been assigned to pipeline stage 2"),
         ((0, 0), "needs to be a list"),
-        (list(reversed(model.get_pipeline_stage_assignment())), "does not match with the layer"),
+        (
+            list(reversed(model.get_pipeline_stage_assignment())),
+            r"index 0 `pipeline_stage_assignment` is for layer dense.*, but the layer in the Sequential model",
+        ),
     ]
     for assignment, text in cases:
         with pytest.raises(ValueError, match=text):

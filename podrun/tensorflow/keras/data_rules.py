@@ -90,6 +90,11 @@ def _inferred(
         batches = known
     count = batches // replicas
     _warn_of_rest(batches, replicas)
+    if not batches:
+        raise TypeError(
+            "The arrays are empty, or have fewer samples than a batch: the dataset length is unknown. Give data of at "
+            "least one batch for each replica."
+        )
     if not count:
         raise ValueError(
             f"The provided dataset contains {batches} items, but all {replicas} replicas are requested to run 1 "

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from tf_keras import Model
     from tf_keras.callbacks import CallbackList
     from tf_keras.losses import Loss
+    from tf_keras.src.backend import RandomGenerator
 
 KINDS = ("train", "test", "predict")
 CALLS = {"fit": "train", "evaluate": "test", "predict": "predict"}
@@ -95,10 +96,28 @@ def install_keras() -> None:
     replace_method(model_class, "_validate_and_get_metrics_result", _metrics_result)
     install_data_rules()
     replace_method(losses.Loss, "_get_reduction", _reduction)
+    replace_method(model_class, "_validate_target_and_loss", _checked_target)
+    generator = importlib.import_module("tf_keras.src.backend").RandomGenerator
+    replace_method(generator, "_maybe_init", _follow_global_seed)
     install_stages()
     install_saving()
     install_accumulation()
     install_optimizer_names()
+
+
+def _checked_target(model: Model, plain: Callable[..., object], y: object, loss: object) -> None:
+    """A model that adds losses of its own trains without a target, also where it was compiled with a loss."""
+    if y is not None or not on_ipu(model) or not model.losses:
+        plain(model, y, loss)
+
+
+def _follow_global_seed(generator: RandomGenerator, plain: Callable[..., object]) -> None:
+    """Initial values without a seed of their own follow ``tf.random.set_seed``, as in the SDK's Keras."""
+    chosen = importlib.import_module("tf_keras.src.backend")._SEED_GENERATOR
+    unseeded = generator._seed is None and getattr(chosen, "generator", None) is None
+    if unseeded and not generator._built and generator._rng_type == generator.RNG_STATELESS:
+        generator._rng_type = generator.RNG_LEGACY_STATEFUL
+    plain(generator)
 
 
 def _reset_metrics(model: Model, plain: Callable[..., object]) -> None:

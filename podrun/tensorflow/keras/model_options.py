@@ -134,13 +134,11 @@ def _checked_steps(steps: int | None) -> int | None:
     return steps
 
 
-def _check_queue_options(name: str, names: Sequence[str], arguments: Mapping[str, object]) -> None:
+def _check_queue_options(names: Sequence[str], arguments: Mapping[str, object], *, automatic: bool) -> None:
     for argument in names:
         if argument in arguments:
-            raise ValueError(
-                f"Found `{argument}` key in `kwargs`. This argument is set by Keras, or does not fit to it: leave it "
-                f"out of `{name}`."
-            )
+            why = "automatically set by" if automatic else "not compatible with"
+            raise ValueError(f"Found `{argument}` key in `kwargs`. This argument is {why} Keras.")
 
 
 def _check_pipeline_arguments(arguments: Mapping[str, object]) -> None:
@@ -154,6 +152,10 @@ def _check_pipeline_arguments(arguments: Mapping[str, object]) -> None:
             raise ValueError(f"{key_text} This argument is automatically set by Keras.")
         if name in _NOT_WITH_KERAS:
             raise ValueError(f"{key_text} This argument is not compatible with Keras.")
+        if name == "experimental_normalize_gradients":
+            raise ValueError(
+                f"Found `{name}` argument to `set_pipelining_options`. {_NOT_ACCUMULATION_ARGUMENTS[name]}"
+            )
         if name not in _PIPELINE_ARGUMENTS:
             raise TypeError(f"set_pipelining_options got an unexpected keyword argument {name!r}")
 
@@ -244,12 +246,12 @@ class ModelExtension:
 
     def set_infeed_queue_options(self, **kwargs: object) -> None:
         """Options of the infeed; they change no numbers."""
-        _check_queue_options("set_infeed_queue_options", ("dataset", "infeed_spec", "element_spec"), kwargs)
+        _check_queue_options(("dataset", "infeed_spec", "element_spec"), kwargs, automatic=True)
         options_of(self).infeed = kwargs
 
     def set_outfeed_queue_options(self, **kwargs: object) -> None:
         """Options of the outfeed; they change no numbers."""
-        _check_queue_options("set_outfeed_queue_options", ("outfeed_mode", "device_ordinal"), kwargs)
+        _check_queue_options(("outfeed_mode", "device_ordinal"), kwargs, automatic=False)
         options_of(self).outfeed = kwargs
 
     def set_replication_options(

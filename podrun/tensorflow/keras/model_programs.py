@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from podrun.private_apis.tensorflow import private_module
 from podrun.runtime.feeds import DataFeed
 from podrun.tensorflow.capture.markers import mark, reference
 from podrun.tensorflow.capture.places import shape_pipeline
@@ -25,13 +26,13 @@ from podrun.tensorflow.execution.device_table import DEVICES
 from podrun.tensorflow.execution.host_program import HostProgram, outfeed_taker
 from podrun.tensorflow.execution.launching import assign_handle, in_words_of_the_sdk, read_handle
 from podrun.tensorflow.execution.poplar_flags import flags, synthetic_elements
-from podrun.tensorflow.keras.accumulating_optimizers import accumulating
+from podrun.tensorflow.keras.accumulating_optimizers import accumulating, check_accumulates
 from podrun.tensorflow.keras.model_options import options_of
 from podrun.tensorflow.keras.reported_values import (
     CallbackThread,
     ReportedValues,
+    copies_of_step,
     held_back,
-    reduced_over_copies,
     reported,
 )
 from podrun.tensorflow.keras.stage_assignment import entry_stages
@@ -95,14 +96,13 @@ def _narrow(dtype: tf.DType) -> tf.DType:
 @dataclass(slots=True)
 class _Traced:
     """A step that was traced for elements of one form. ``resets``: how often the metrics had been reset at the last
-    run; ``micro_batches``: mini-batches whose reported values are one.
+    run.
     """
 
     queue: _ElementQueue
     program: HostProgram
     template: Nested
     values: ReportedValues
-    micro_batches: int
     resets: int = 0
 
 
@@ -153,12 +153,15 @@ class ModelProgram:
         """RuntimeError for an execution that ends in the middle of an update of the weights."""
         options = options_of(self.model)
         update = options.pipeline_steps if may_be_pipelined(self.model) else options.accumulation_steps
+        optimizer = getattr(self.model, "optimizer", None)
+        if self.kind == "train" and update and optimizer is not None:
+            check_accumulates(optimizer)
         if self.kind == "train" and update and self.count % update:
             kind = "pipelined model" if may_be_pipelined(self.model) else "model"
             raise RuntimeError(
                 f"The {kind} has been configured to use gradient accumulation for training, however the current "
                 f"`steps_per_execution` value (set to {self.count}) is not divisible by "
-                f"`gradient_accumulation_steps_per_replica` ({update}). Adjust either of them."
+                f"`gradient_accumulation_steps_per_replica` ({update}). You need to adjust either of them."
             )
 
     def _feed(self, traced: _Traced, first: Nested, iterator: Iterator[Nested]) -> DataFeed:
@@ -186,13 +189,9 @@ class ModelProgram:
             return None
 
         def call(step: int, values: list[npt.NDArray[np.generic]]) -> None:
-            if self.kind == "predict":
-                joined = [v.reshape(-1, *v.shape[2:]) for v in values]
-                waiting(step, {"outputs": tf.nest.pack_sequence_as(traced.template, joined)})
-                return
-            flat = [reduced_over_copies(v, options.metric_reduction) for v in values]
-            numbers = [v.item() if v.ndim == 0 else v for v in flat]
-            waiting(step, tf.nest.pack_sequence_as(traced.template, numbers))
+            for flat in copies_of_step(values, options, self.kind):
+                packed = tf.nest.pack_sequence_as(traced.template, flat)
+                waiting(step, {"outputs": packed} if self.kind == "predict" else packed)
 
         return CallbackThread(call)
 
@@ -201,7 +200,7 @@ class ModelProgram:
         if self.kind == "predict":
             flat = [v.reshape(-1, *v.shape[3:]) for v in values]
         else:
-            flat = reported(values, options_of(self.model), traced.micro_batches)
+            flat = reported(values, options_of(self.model))
         packed: Nested = tf.nest.pack_sequence_as(traced.template, [tf.constant(v) for v in flat])
         return packed
 
@@ -257,8 +256,7 @@ class ModelProgram:
                 warn_of_moving_statistics(self.model)
         graph.inputs = [inner for _, inner in graph.captures]
         program = HostProgram(graph, [], graph.control_outputs)
-        together = options.pipeline_steps if stages and options.accumulates_outfeed else None
-        return _Traced(queue, program, template, values, together or 1 if self.kind == "train" else 1)
+        return _Traced(queue, program, template, values)
 
     def _shape(self, graph: IpuGraph, stages: list[int]) -> None:
         """Let the step be a mini-batch of the model's pipeline."""
@@ -325,12 +323,14 @@ def capturing_gradients(model: Model, kind: str) -> Iterator[None]:
 def warn_of_moving_statistics(model: Model) -> None:
     """Say that moving averages of batch norm are not reliable in a pipeline that is trained."""
     names = [
-        layer.name for layer in model.submodules if type(layer).__name__.startswith("BatchNormalization")
+        layer.name
+        for layer in model.submodules
+        if type(layer).__name__.startswith("BatchNormalization") and 0 < layer.momentum < 1
     ]
     if names:
-        tf.get_logger().warning(
-            "The moving statistics of %s are not reliable in a pipeline: stages see mini-batches of one update.",
-            ", ".join(names),
+        private_module("platform.tf_logging").warn(
+            "The moving statistics of BatchNormalization layers are not reliable in a pipeline, whose stages see "
+            "mini-batches of one update. Layers: " + ", ".join(names)
         )
 
 

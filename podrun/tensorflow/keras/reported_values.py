@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, NoReturn
@@ -66,23 +66,29 @@ def reduced_over_copies(value: StepValues, method: ReplicatedMetricReductionMeth
     return np.asarray(value[-1])
 
 
-def reported(values: Sequence[StepValues], options: ModelOptions, micro_batches: int) -> list[StepValues]:
-    """What an execution reports: the last step's values, or their mean over the mini-batches of the last update where
-    a pipeline accumulates its outfeed. Zeros if nothing came: data are synthetic.
+def copies_of_step(
+    values: Sequence[StepValues], options: ModelOptions, kind: str
+) -> Iterator[list[StepValues | float]]:
+    """What asynchronous callbacks get of a step: the values of one replica after the other, or once those that all
+    replicas have together. ``values``: ``[replicas, ...]`` each.
     """
-    results: list[StepValues] = []
-    for value in values:
-        if not len(value):
-            results.append(np.zeros((), np.float32))
-        elif micro_batches > 1:
-            results.append(
-                reduced_over_copies(
-                    np.asarray(value[-micro_batches:].mean(0), value.dtype), options.metric_reduction
-                )
-            )
-        else:
-            results.append(reduced_over_copies(value[-1], options.metric_reduction))
-    return results
+    method = options.metric_reduction
+    if kind != "predict" and method is not ReplicatedMetricReductionMethod.NONE:
+        values = [reduced_over_copies(value, method)[None] for value in values]
+    for copy in range(len(values[0]) if values else 0):
+        flat = [np.asarray(value[copy]) for value in values]
+        yield [v.item() if v.ndim == 0 and kind != "predict" else v for v in flat]
+
+
+def reported(values: Sequence[StepValues], options: ModelOptions) -> list[StepValues]:
+    """What an execution reports: the last step's values. Zeros if nothing came: data are synthetic.
+
+    Metrics are means since the epoch began, so an outfeed that a pipeline accumulates gives the same.
+    """
+    return [
+        reduced_over_copies(value[-1], options.metric_reduction) if len(value) else np.zeros((), np.float32)
+        for value in values
+    ]
 
 
 class CallbackThread:

@@ -184,8 +184,8 @@ def _sequential_entries(model: Model, assignment: Sequence[object]) -> list[Stag
     layers = model.layers
     if len(assignment) != len(layers):
         raise ValueError(
-            f"The size of the provided `pipeline_stage_assignment` ({len(assignment)}) does not match the number of "
-            f"layers in the model (currently {len(layers)})."
+            f"The length of the provided `pipeline_stage_assignment` ({len(assignment)}) does not match the number of "
+            f"layers in the graph ({len(layers)}). Each layer needs to be assigned a pipeline stage."
         )
     if all(isinstance(entry, int) and not isinstance(entry, bool) for entry in assignment):
         return [_at_stage(layer, stage) for layer, stage in zip(layers, assignment, strict=True)]
@@ -205,8 +205,8 @@ def _sequential_entries(model: Model, assignment: Sequence[object]) -> list[Stag
             )
         if entry.called is not layer:
             raise ValueError(
-                f"The provided assignment at index {place} of `pipeline_stage_assignment` does not match with the "
-                f"layer: it is for {entry.called.name}, the layer there is {layer.name}."
+                f"The provided assignment at index {place} `pipeline_stage_assignment` is for layer "
+                f"{entry.called.name}, but the layer in the Sequential model at index {place} is {layer.name}."
             )
         entries.append(entry)
     return entries

@@ -105,7 +105,8 @@ def checked_mapping(model: Model, stages: Sequence[int]) -> list[int]:
     empty = sorted(set(range(count)) - set(stages))
     if empty:
         raise RuntimeError(
-            f"Every pipeline stage must have at lease one layer assigned to it; stage {empty[0]} of {count} has none."
+            "All stages in a pipeline must have at lease one layer assigned to them. The highest stage with an "
+            f"assignment is stage {count - 1}, however the preceeding stages {empty} had no assignments."
         )
     mapping = options_of(model).device_mapping
     if mapping is not None and len(mapping) != count:
@@ -129,8 +130,9 @@ def check_shared_layers(assignment: Sequence[StageAssignment], mapping: Sequence
         ipu = mapping[stage]
         if layer.weights and homes.setdefault(id(layer), ipu) != ipu:
             raise ValueError(
-                f"Layer {layer.name} is called in pipeline stages on IPUs {homes[id(layer)]} and {ipu}: its weights "
-                "lie on one IPU, so that all its stages must be mapped to it."
+                f"Layer {layer.name} is called in pipeline stages on IPUs {homes[id(layer)]} and {ipu}. Its weights "
+                "are an input of both, and an input can only be used by pipeline stages on the same IPU: map all its "
+                "stages to one IPU with `device_mapping`."
             )
 
 

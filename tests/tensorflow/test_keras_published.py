@@ -1,0 +1,130 @@
+"""What published programs and tests of Keras on IPUs expect beyond the rules: messages, warnings, callbacks, seeds."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from tests.tensorflow.test_keras_pipelines import staged_sequential
+from tests.tensorflow.test_keras_rules import POINTS, TARGETS, WEIGHTS, linear
+from tests.tensorflow.test_keras_rules import one_ipu as one_ipu
+from tests.tensorflow.test_keras_rules import two_replicas as two_replicas
+
+if TYPE_CHECKING:
+    from tf_keras.layers import Layer
+
+pytestmark = [
+    pytest.mark.slow,  # In a process of its own: other tests leave podrun's stand-ins for TensorFlow's modules behind.
+    pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed"),
+]
+
+
+def test_empty_arrays_are_no_data_set_of_a_known_length(one_ipu: None) -> None:
+    with pytest.raises(TypeError, match="dataset length is unknown"):
+        linear().fit(np.zeros((0, 3), np.float32), np.zeros((0, 1), np.float32), verbose=0)
+    with pytest.raises(TypeError, match="dataset length is unknown"):
+        linear().predict(np.array([]), verbose=0)
+
+
+def test_a_model_with_losses_of_its_own_needs_no_target(one_ipu: None) -> None:
+    import tensorflow as tf
+
+    model = linear()
+    with pytest.raises(ValueError, match="Target data is missing"):
+        model.fit(POINTS, batch_size=4, verbose=0)
+    model.add_loss(lambda: tf.reduce_sum(model.layers[0].kernel))
+    model.fit(POINTS[:4], batch_size=4, verbose=0)
+    np.testing.assert_allclose(model.get_weights()[0], WEIGHTS - 0.1, rtol=1e-6)
+
+
+def test_asynchronous_callbacks_come_for_every_replica(two_replicas: None) -> None:
+    from tensorflow import keras
+
+    seen: list[tuple[int, float]] = []
+    watcher = keras.callbacks.LambdaCallback(
+        on_batch_end=lambda batch, logs: seen.append((batch, logs["loss"]))
+    )
+    model = linear(2)
+    model.set_asynchronous_callbacks(True)
+    model.optimizer.learning_rate.assign(0.0)
+    model.fit(POINTS[:16], TARGETS[:16], batch_size=4, shuffle=False, verbose=0, callbacks=[watcher])
+    errors = ((POINTS[:16] @ WEIGHTS - TARGETS[:16]) ** 2).reshape(2, 2, 4).mean(2)
+    assert [batch for batch, _ in seen] == [0, 0, 1, 1]
+    np.testing.assert_allclose([v for _, v in seen], [*errors[0], *errors.mean(0)], rtol=1e-5)
+    seen.clear()
+    model.set_replication_options("mean")
+    model.fit(POINTS[:16], TARGETS[:16], batch_size=4, shuffle=False, verbose=0, callbacks=[watcher])
+    np.testing.assert_allclose([v for _, v in seen], [errors[0].mean(), errors.mean()], rtol=1e-5)
+
+
+def test_initial_weights_follow_the_seed_of_the_program(one_ipu: None) -> None:
+    import tensorflow as tf
+    from tensorflow import keras
+
+    def made() -> list[np.ndarray]:
+        tf.random.set_seed(7)
+        layers: list[Layer] = [
+            keras.layers.Dense(3),
+            keras.layers.Dense(2, kernel_initializer="random_normal"),
+        ]
+        for layer, size in zip(layers, (2, 3), strict=True):
+            layer.build((None, size))
+        return [layer.kernel.numpy() for layer in layers]
+
+    first, second = made(), made()
+    tf.random.set_seed(7)
+    limit = np.sqrt(6 / 5)
+    expected = [
+        tf.random.uniform((2, 3), -limit, limit).numpy(),
+        tf.random.normal((3, 2), stddev=0.05).numpy(),
+    ]
+    for one, other, value in zip(first, second, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+        np.testing.assert_allclose(one, value, rtol=1e-6)
+    seeded = keras.initializers.RandomNormal(seed=3)((2, 2)).numpy()
+    expected_seeded = tf.random.stateless_normal((2, 2), [3, 0], stddev=0.05)
+    np.testing.assert_allclose(seeded, expected_seeded, rtol=1e-6)
+
+
+def test_a_pipeline_warns_of_moving_statistics(one_ipu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tensorflow import keras
+
+    from podrun.private_apis.tensorflow import private_module
+    from podrun.tensorflow.keras.model_programs import warn_of_moving_statistics
+
+    said: list[str] = []
+    monkeypatch.setattr(private_module("platform.tf_logging"), "warn", said.append)
+    for momentum, count in ((1.0, 0), (0.0, 0), (0.5, 1)):
+        norm = keras.layers.BatchNormalization(momentum=momentum, name="norm")
+        warn_of_moving_statistics(keras.Sequential([norm, keras.layers.Dense(1)]))
+        assert len(said) == count
+    assert "The moving statistics" in said[0]
+    assert "norm" in said[0]
+
+
+def test_an_optimizer_that_cannot_accumulate_is_refused_first(two_replicas: None) -> None:
+    from tensorflow import keras
+
+    class Own(keras.optimizers.SGD):
+        def minimize(self, *_: object, **__: object) -> int:
+            return 0
+
+    model = staged_sequential()
+    model.compile(Own(0.1), "mse", steps_per_execution=2)
+    model.set_pipelining_options(gradient_accumulation_steps_per_replica=2)
+    with pytest.raises(ValueError, match=r"must not override OptimizerV2\.minimize"):
+        model.fit(POINTS, TARGETS, batch_size=4, verbose=0)
+
+
+def test_options_that_do_not_fit_are_named(one_ipu: None) -> None:
+    model = linear()
+    for call, name, text in (
+        (model.set_pipelining_options, "experimental_normalize_gradients", "has now been removed"),
+        (model.set_infeed_queue_options, "element_spec", "automatically set by Keras"),
+        (model.set_outfeed_queue_options, "outfeed_mode", "not compatible with Keras"),
+    ):
+        with pytest.raises(ValueError, match=f"Found `{name}` .*{text}"):
+            call(**{name: True})
