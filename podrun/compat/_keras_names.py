@@ -58,11 +58,14 @@ _LAYERS = {
     name: f"{_ADDONS}layers:{name}"
     for name in (
         "Embedding", "Dropout", "LayerNormalization", "GroupNormalization", "InstanceNormalization", "SerialDense",
-        "RecomputationCheckpoint", "AssumeEqualAcrossReplicas", "CTCLoss", "CTCInferenceLayer", "CTCPredictionsLayer",
-        "ConvertToF8", "ConvertFromF8",
+        "RecomputationCheckpoint", "AssumeEqualAcrossReplicas", "ConvertToF8", "ConvertFromF8",
     )
 }  # fmt: skip
 _LAYERS |= {
+    name: f"{_ADDONS}ctc_layers:{name}" for name in ("CTCLoss", "CTCInferenceLayer", "CTCPredictionsLayer")
+}
+_LAYERS |= {
+    "EffectiveTransformer": f"{_ADDONS}attention_layers:EffectiveTransformer",
     "PopnnLSTM": f"{_ADDONS}recurrent_layers:PopnnLSTM",
     "PopnnGRU": f"{_ADDONS}recurrent_layers:PopnnGRU",
     "LSTM": f"{_ADDONS}recurrent_layers:PopnnLSTM",
@@ -85,6 +88,14 @@ _OPTIMIZERS = {
     "LAMBIpuOptimizer": f"{_ADDONS}state_optimizers:LAMBIpuOptimizer",
     "SGDIpuOptimizer": f"{_ADDONS}state_optimizers:SGDIpuOptimizer",
 }
+_TESTS = {
+    name: f"podrun.tensorflow.sdk.support_for_tests:{own or name}"
+    for name, own in {
+        "ReportHelper": "", "add_hw_ci_connection_options": "", "get_ci_num_ipus": "", "has_ci_ipus": "",
+        "skip_if_not_enough_ipus": "", "skip_on_hw": "", "test_may_use_ipus_or_model": "may_use_ipus_or_model",
+        "test_uses_ipus": "uses_ipus",
+    }.items()
+}  # fmt: skip
 _RECURRENT = {
     "PopnnLSTM": f"{_ADDONS}time_major_layers:TimeMajorLstm",
     "PopnnDynamicLSTM": f"{_ADDONS}time_major_layers:TimeMajorDynamicLstm",
@@ -103,7 +114,9 @@ _ADDON_MODULES: dict[str, dict[str, str]] = {
             "ctc",
             "dense",
             "dropout",
+            "effective_transformer",
             "embedding_lookup",
+            "f8_convert",
             "normalization",
             "recomputation",
             "rnn",
@@ -125,8 +138,21 @@ _ADDON_MODULES: dict[str, dict[str, str]] = {
             ("ipu_optimizer_base", "IpuOptimizerBase"),
         )
     },
+    **dict.fromkeys(
+        (
+            "test_utils",
+            "test_utils.hardware_test_utils",
+            "test_utils.report_helper",
+            "test_utils.test_case_extensions",
+        ),
+        _TESTS,
+    ),
+    "keras.optimizers.test_util": {"OptimizerTest": "podrun.tensorflow.sdk.cases_of_tests:OptimizerTest"},
+    "optimizers": {},
     "v1": {},
     "v1.layers": _RECURRENT,
+    "v1.layers.rnn_ops": _RECURRENT,
+    "v1.optimizers": {},
     "layers": _RECURRENT,
     "layers.rnn_ops": _RECURRENT,
 }
@@ -176,7 +202,6 @@ _KERAS_ROOTS = ("tensorflow.python.keras", "keras", _API, "tf_keras")
 
 
 REFUSED_NAMES = {
-    "EffectiveTransformer": "write it with keras.layers.MultiHeadAttention",
     "Dense": "float8; use keras.layers.Dense",
     **dict.fromkeys(
         ("Model", "Sequential", "PipelineModel", "PipelineSequential"),

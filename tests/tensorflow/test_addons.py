@@ -293,9 +293,9 @@ def _adam(debiasing: bool, amsgrad: bool = False) -> np.ndarray:
     w, m, v, most = START.astype(float), 0.0, 0.0, 0.0
     for t, g in enumerate(GRADIENTS, 1):
         m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g.astype(float) ** 2
-        most = np.maximum(most, v)
-        rate = 0.01 * (np.sqrt(1 - 0.999**t) / (1 - 0.9**t) if debiasing else 1)
-        w = w - rate * m / (np.sqrt(most if amsgrad else v) + 1e-7)
+        first, second = (m / (1 - 0.9**t), v / (1 - 0.999**t)) if debiasing else (m, v)
+        most = np.maximum(most, second)
+        w = w - 0.01 * first / (np.sqrt(most if amsgrad else second) + 1e-7)
     return w
 
 

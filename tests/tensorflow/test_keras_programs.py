@@ -72,4 +72,4 @@ def test_names_of_the_sdk_mean_what_they_say(tmp_path: Path) -> None:
     assert "contains 4 items, but all 8 replicas are requested" in output
     assert "`steps_per_execution` must be a divisor" in output
     assert "element [0. 1.]" in output
-    assert "refused: podrun does not have ipu_tensorflow_addons.keras.layers.EffectiveTransformer" in output
+    assert "refused: podrun does not have ipu_tensorflow_addons.keras.layers.Dense" in output

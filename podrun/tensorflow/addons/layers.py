@@ -1,4 +1,4 @@
-"""Keras layers of the SDK besides recurrent ones: norms, dropout, embeddings, products in parts, CTC and hints.
+"""Keras layers of the SDK besides recurrent ones: norms, dropout, embeddings, products in parts and hints.
 
 Group and instance norm have a parameter for each channel and statistics over all places of a sample; layer norm follows
 Keras' axes. Hints (`RecomputationCheckpoint`, `AssumeEqualAcrossReplicas`) change no numbers.
@@ -6,6 +6,7 @@ Keras' axes. Hints (`RecomputationCheckpoint`, `AssumeEqualAcrossReplicas`) chan
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -13,14 +14,9 @@ import tensorflow as tf
 import tf_keras
 
 from podrun.tensorflow.capture.markers import mark
+from podrun.tensorflow.sdk import replica_ops
 from podrun.tensorflow.sdk.eight_bit_tensors import QuarterTensor, convert_from_f8, convert_to_f8
 from podrun.tensorflow.sdk.layer_ops import ipu_serialized_matmul, seeded_dropout
-from podrun.tensorflow.sdk.sequence_losses import (
-    ctc_loss_v2,
-    ctc_loss_with_log_probs,
-    label_paths_of_log_probs,
-    label_paths_of_logits,
-)
 
 if TYPE_CHECKING:
     from podrun.tensorflow.sdk.eight_bit_tensors import Metadata
@@ -69,7 +65,9 @@ class Embedding(tf_keras.layers.Layer):  # type: ignore[misc]
         self.serialization_factor = serialization_factor
 
     def build(self, input_shape: tf.TensorShape) -> None:
-        """Make the table."""
+        """Make the table. ValueError for inputs that are not ``[batch, input_length]``."""
+        if len(input_shape) != 2:
+            raise ValueError("The input shape should be a tensor of shape [batch, input_length]")
         self.embeddings = self.add_weight(
             "embeddings", [self.input_dim, self.output_dim], initializer=self.embeddings_initializer
         )
@@ -94,15 +92,22 @@ class Embedding(tf_keras.layers.Layer):  # type: ignore[misc]
 
 
 class Dropout(tf_keras.layers.Layer):  # type: ignore[misc]
-    """Zero with probability ``rate`` while training, else scaled. ``seed``: two int32 that fix the mask."""
+    """Zero with probability ``rate`` while training, else scaled. ``seed``: two int32 that fix the mask. ``ref``
+    changes no numbers.
+    """
 
     def __init__(
-        self, rate: float, noise_shape: Sequence[int] | None = None, seed: object = None, **kwargs: object
+        self,
+        rate: float,
+        noise_shape: Sequence[int] | None = None,
+        seed: object = None,
+        ref: bool = True,
+        **kwargs: object,
     ) -> None:
         super().__init__(**kwargs)
         if not 0 <= rate < 1:
-            raise ValueError(f"The rate must be in the range [0, 1), not {rate}.")
-        self.rate, self.noise_shape, self.seed = rate, noise_shape, seed
+            raise ValueError(f"The rate must be in the range [0, 1), but was {rate}")
+        self.rate, self.noise_shape, self.seed, self.ref = rate, noise_shape, seed, ref
 
     def call(self, inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:
         """The inputs, with dropped elements while training."""
@@ -112,7 +117,8 @@ class Dropout(tf_keras.layers.Layer):  # type: ignore[misc]
 
     def get_config(self) -> dict[str, object]:
         """The arguments that make an equal object, for files."""
-        return {**super().get_config(), "rate": self.rate, "noise_shape": self.noise_shape, "seed": self.seed}
+        own = {"rate": self.rate, "noise_shape": self.noise_shape, "seed": self.seed, "ref": self.ref}
+        return {**super().get_config(), **own}
 
 
 class _ChannelNorm(tf_keras.layers.Layer):  # type: ignore[misc]
@@ -140,8 +146,13 @@ class _ChannelNorm(tf_keras.layers.Layer):  # type: ignore[misc]
     def build(self, input_shape: tf.TensorShape) -> None:
         """Make the parameters. ValueError if axis or groups do not fit to the shape."""
         shape = tf.TensorShape(input_shape)
-        if self.channels_axis not in (-1, 1, shape.rank - 1):
-            raise ValueError(f"Unsupported channels_axis {self.channels_axis}: only 1 and -1 are supported.")
+        if not -shape.rank <= self.channels_axis < shape.rank:
+            raise ValueError("Axis is out of bounds.")
+        self.channels_axis %= shape.rank
+        if self.channels_axis not in (1, shape.rank - 1):
+            raise ValueError(
+                "Unsupported data format, group norm only supports NCHW (channel axis 1) and NHWC (channel axis -1)."
+            )
         channels = int(shape[self.channels_axis])
         self.group_count = channels if self.groups is None else self.groups
         if self.group_count > channels:
@@ -199,10 +210,22 @@ class InstanceNormalization(_ChannelNorm):
 
 
 class LayerNormalization(tf_keras.layers.LayerNormalization):  # type: ignore[misc]
-    """Keras' layer norm: statistics over ``axis``, parameters of its shape, statistics of halves in float32."""
+    """Keras' layer norm: statistics over ``axis``, parameters of its shape, statistics of halves in float32.
+    NotImplementedError for regularizers and constraints.
+    """
+
+    def __init__(self, axis: int | Sequence[int] = -1, epsilon: float = 1e-3, **kwargs: object) -> None:
+        for name in ("beta_regularizer", "gamma_regularizer", "beta_constraint", "gamma_constraint"):
+            if kwargs.get(name) is not None:
+                raise NotImplementedError(f"ipu.keras.layers.LayerNormalization does not support {name}.")
+        super().__init__(axis, epsilon, **kwargs)
 
     def call(self, inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:
-        """The normalised inputs."""
+        """The normalised inputs. ValueError for dimensions that are not known."""
+        if not inputs.shape.is_fully_defined():
+            raise ValueError(
+                f"Input shape {inputs.shape} has unknown dimensions - all dimensions need to be fully specified."
+            )
         axes = [self.axis] if isinstance(self.axis, int) else list(self.axis)
         wide = tf.cast(inputs, tf.float32)
         mean, variance = tf.nn.moments(wide, axes, keepdims=True)
@@ -285,81 +308,12 @@ class AssumeEqualAcrossReplicas(tf_keras.layers.Layer):  # type: ignore[misc]
 
     def call(self, inputs: tf.Tensor, **kwargs: object) -> tf.Tensor:
         """The inputs, unchanged."""
-        return tf.nest.map_structure(tf.identity, inputs)
+        operations = sys.modules.get("tensorflow.python.ipu.ops.cross_replica_ops", replica_ops)
+        return operations.assume_equal_across_replicas(inputs, self._inplace)
 
     def get_config(self) -> dict[str, object]:
         """The arguments that make an equal object, for files."""
         return {**super().get_config(), "inplace": self._inplace}
-
-
-class CTCLoss(tf_keras.layers.Layer):  # type: ignore[misc]
-    """The CTC loss of each sample, from logarithms of probabilities, or logits, ``[time, batch, classes]``."""
-
-    def __init__(self, blank_index: int = 0, from_logits: bool = False, **kwargs: object) -> None:
-        super().__init__(**kwargs)
-        self.blank_index, self.from_logits = blank_index, from_logits
-
-    def call(
-        self,
-        labels: tf.Tensor,
-        data: tf.Tensor,
-        label_length: tf.Tensor,
-        data_length: tf.Tensor,
-        **kwargs: object,
-    ) -> tf.Tensor:
-        """The losses ``[batch]`` for labels ``[batch, most]``."""
-        loss = ctc_loss_v2 if self.from_logits else ctc_loss_with_log_probs
-        return loss(labels, data, label_length, data_length, self.blank_index)
-
-    def get_config(self) -> dict[str, object]:
-        """The arguments that make an equal object, for files."""
-        return {**super().get_config(), "blank_index": self.blank_index, "from_logits": self.from_logits}
-
-
-class CTCInferenceLayer(tf_keras.layers.Layer):  # type: ignore[misc]
-    """The likeliest sequences of labels: their log probabilities, lengths and labels."""
-
-    def __init__(
-        self,
-        blank_index: int = 0,
-        beam_width: int = 100,
-        top_paths: int = 1,
-        from_logits: bool = False,
-        **kwargs: object,
-    ) -> None:
-        super().__init__(**kwargs)
-        self.blank_index, self.from_logits = blank_index, from_logits
-        self.beam_width, self.top_paths = beam_width, top_paths
-
-    def call(
-        self, data: tf.Tensor, data_length: tf.Tensor, **kwargs: object
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Probabilities and lengths ``[batch, paths]``, and labels ``[batch, paths, time]``."""
-        decode = label_paths_of_logits if self.from_logits else label_paths_of_log_probs
-        probabilities, lengths, labels = decode(
-            data, data_length, self.beam_width, self.top_paths, self.blank_index
-        )
-        return probabilities, lengths, labels
-
-    def get_config(self) -> dict[str, object]:
-        """The arguments that make an equal object, for files."""
-        return {
-            **super().get_config(), "blank_index": self.blank_index, "beam_width": self.beam_width,
-            "top_paths": self.top_paths, "from_logits": self.from_logits,
-        }  # fmt: skip
-
-
-class CTCPredictionsLayer(CTCInferenceLayer):
-    """The likeliest sequence of labels of each sample, with blanks behind its end."""
-
-    def call(self, data: tf.Tensor, data_length: tf.Tensor, **kwargs: object) -> tf.Tensor:
-        """The labels ``[batch, time]``."""
-        probabilities, lengths, labels = super().call(data, data_length)
-        best = tf.argmax(probabilities, 1, output_type=tf.int32)
-        chosen = tf.gather(labels, best, batch_dims=1)
-        ends = tf.gather(lengths, best, batch_dims=1)
-        places = tf.range(int(labels.shape[-1]), dtype=tf.int32)[None]
-        return tf.where(places < ends[:, None], chosen, tf.fill(tf.shape(chosen), self.blank_index))
 
 
 class ConvertToF8(tf_keras.layers.Layer):  # type: ignore[misc]

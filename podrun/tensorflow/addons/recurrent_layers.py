@@ -25,8 +25,18 @@ _REFUSED = (
     "recurrent_constraint", "bias_constraint",
 )  # fmt: skip
 _UNSET = {"recurrent_dropout": 0.0, "go_backwards": False, "unroll": False}
-_IGNORED = ("implementation", "partials_dtype", "seed", "options", "options_bwd", "dropout_seed")
+_IGNORED = (
+    "implementation", "partials_dtype", "seed", "options", "options_bwd", "available_memory_proportion_fwd",
+    "available_memory_proportion_bwd",
+)  # fmt: skip
 _STATES: TypeAlias = Sequence[tf.Tensor] | tf.Tensor | None
+
+
+class _HeldStates:
+    """Variables that a layer does not track."""
+
+    def __init__(self) -> None:
+        self.states: list[tf.Variable] = []
 
 
 class _PopnnLayer(tf_keras.layers.Layer):  # type: ignore[misc]
@@ -52,14 +62,15 @@ class _PopnnLayer(tf_keras.layers.Layer):  # type: ignore[misc]
         reset_after: bool = True,
         **kwargs: object,
     ) -> None:
+        refusal = f"IPU custom {self.kind.upper()} layer does not support"
         if not use_bias:
-            raise ValueError(f"{type(self).__name__} does not support use_bias=False.")
+            raise ValueError(f"{refusal} use_bias = False.")
         for name in _REFUSED:
             if kwargs.pop(name, None) is not None:
-                raise ValueError(f"{type(self).__name__} does not support {name}.")
+                raise ValueError(f"{refusal} {name}.")
         for name, value in _UNSET.items():
             if kwargs.pop(name, value) not in (value, None):
-                raise ValueError(f"{type(self).__name__} does not support {name}.")
+                raise ValueError(f"{refusal} {name}.")
         self._dropout_seed = kwargs.pop("dropout_seed", None)
         for name in _IGNORED:
             kwargs.pop(name, None)
@@ -74,7 +85,12 @@ class _PopnnLayer(tf_keras.layers.Layer):  # type: ignore[misc]
         self.bias_initializer = initializers.get(bias_initializer)
         self.return_sequences, self.return_state = return_sequences, return_state
         self.stateful, self.time_major = stateful, time_major
-        self.states: list[tf.Variable] = []
+        self._held = _HeldStates()
+
+    @property
+    def states(self) -> list[tf.Variable]:
+        """The states of a stateful layer, which are no weights, as in Keras."""
+        return self._held.states
 
     def build(self, input_shape: tf.TensorShape) -> None:
         """Make the weights, with a state if the layer is stateful."""
@@ -92,10 +108,11 @@ class _PopnnLayer(tf_keras.layers.Layer):  # type: ignore[misc]
             batch = shape[1 if self.time_major else 0]
             if batch is None:
                 raise ValueError("A stateful layer needs a fixed batch size: give its inputs a batch_size.")
-            self.states = [
-                self.add_weight(f"state_{i}", [batch, self.units], initializer="zeros", trainable=False)
-                for i in range(self.cell_of_layer.states)
-            ]
+            with tf.init_scope():
+                self._held.states = [
+                    tf_keras.backend.zeros([batch, self.units], self.compute_dtype)
+                    for _ in range(self.cell_of_layer.states)
+                ]
         self.built = True
 
     def _bias_start(self, shape: Sequence[int], dtype: tf.DType | None = None, **_: object) -> tf.Tensor:
@@ -127,7 +144,9 @@ class _PopnnLayer(tf_keras.layers.Layer):  # type: ignore[misc]
         weights = [tf.cast(w, x.dtype) for w in (self.kernel, self.recurrent_kernel, self.bias)]
         outputs, last = recurrent_call(self.cell_of_layer, x, weights, state)
         for variable, value in zip(self.states, last, strict=False):
-            variable.assign(tf.cast(value, variable.dtype))
+            update = variable.assign(tf.cast(value, variable.dtype))
+            if not tf.executing_eagerly() and not tf.inside_function():  # A session runs the layer's updates.
+                self.add_update(update)
         result = last[0]
         if self.return_sequences:
             result = outputs if self.time_major else tf.transpose(outputs, [1, 0, 2])

@@ -42,9 +42,14 @@ class _TimeMajorLayer:
         reset_after: bool = False,
         options: dict[str, str] | None = None,
         options_bwd: dict[str, str] | None = None,
+        available_memory_proportion_fwd: float | None = None,
+        available_memory_proportion_bwd: float | None = None,
     ) -> None:
         check_recurrent_type(dtype)
         self.num_units, self.dtype, self.return_state = num_units, tf.as_dtype(dtype), return_state
+        self.num_layers, self.saveable, self._input_size = 1, False, 0
+        self.kernel: tf.Variable | None = None
+        self.biases: tf.Variable | None = None
         self.cell = LayerCell(self.cell_kind, activation, recurrent_activation, reset_after)
         self._initializer = weights_initializer or tf.compat.v1.glorot_uniform_initializer(seed=seed)
         self._bias_initializer = bias_initializer or tf.compat.v1.zeros_initializer()
@@ -58,10 +63,67 @@ class _TimeMajorLayer:
     trainable_variables = variables
     weights = variables
 
-    def _biases(self) -> tf.Tensor:
+    @property
+    def input_size(self) -> int:
+        """How many numbers an element of a sequence has. ValueError before the variables are made."""
+        if not self._input_size:
+            raise ValueError("'input_size' is unknown since layer has not been built.")
+        return self._input_size
+
+    @property
+    def canonical_weight_shape(self) -> list[int]:
+        """The shape of the kernel. RuntimeError before the variables are made."""
+        if not self._input_size:
+            raise RuntimeError(
+                f"{type(self).__name__}.canonical_weight_shape invoked before input shape is known"
+            )
+        return [self._input_size + self.num_units, self.num_units * self.cell.gates]
+
+    @property
+    def canonical_bias_shapes(self) -> list[int]:
+        """The shape of the biases."""
         gates = self.cell.gates
-        shape = [gates, 2, self.num_units] if self.cell.reset_after else [gates, self.num_units]
-        return self._variable("biases", shape, self._bias_initializer)
+        return [gates, 2, self.num_units] if self.cell.reset_after else [gates, self.num_units]
+
+    def state_shape(self, batch_size: int) -> list[int] | tuple[list[int], ...]:
+        """The shapes of the states of a batch."""
+        shape = [batch_size, self.num_units]
+        return shape if self.cell.states == 1 else (shape, list(shape))
+
+    def build(self, input_shape: Sequence[int | None]) -> None:
+        """Make the variables for inputs ``[time, batch, input]``. ValueError for another shape."""
+        shape = tf.TensorShape(input_shape)
+        if shape.rank != 3:
+            raise ValueError(f"Expecting input_shape with 3 dims, got {shape.rank}")
+        if shape[-1] is None:
+            raise ValueError(
+                "The last dimension of the inputs to `_PopnnRNN` should be defined. Found `None`."
+            )
+        self._input_size = int(shape[-1])
+        with tf.compat.v1.variable_scope(
+            self._scope or self._name, self.scope_name, reuse=None if self._scope is None else True
+        ) as scope:
+            self.kernel = self._variable("kernel", self.canonical_weight_shape, self._initializer)
+            self.biases = self._biases()
+            self._scope = scope
+
+    def _biases(self) -> tf.Tensor:
+        return self._variable("biases", self.canonical_bias_shapes, self._bias_initializer)
+
+    def _first_state(self, inputs: tf.Tensor, initial_state: States) -> list[tf.Tensor]:
+        """The states before the first element. ValueError for an LSTM's that is no ``LSTMStateTuple``."""
+        if initial_state is None:
+            return zero_states(self.cell, inputs, 1, self.num_units)
+        if self.cell.kind == "lstm":
+            memory, hidden = (getattr(initial_state, name, None) for name in ("c", "h"))
+            if memory is None or hidden is None:
+                raise ValueError(
+                    f"Invalid initial_state type: `{type(initial_state)}`, expecting `LSTMStateTuple`."
+                )
+            state = [hidden, memory]
+        else:
+            state = list(initial_state) if isinstance(initial_state, (list, tuple)) else [initial_state]
+        return [tf.convert_to_tensor(s, self.dtype) for s in state]
 
     def _variable(self, name: str, shape: list[int], initializer: WeightStart) -> tf.Tensor:
         variable = tf.compat.v1.get_variable(
@@ -77,26 +139,14 @@ class _TimeMajorLayer:
         lengths: tf.Tensor | None = None,
         attention: tf.Tensor | None = None,
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        inputs = tf.convert_to_tensor(inputs)
-        if inputs.shape.rank != 3:
-            raise ValueError(f"The inputs must have 3 dimensions, not the shape {inputs.shape}.")
-        size, units = int(inputs.shape[2]), self.num_units
-        with tf.compat.v1.variable_scope(
-            self._scope or self._name, self.scope_name, reuse=None if self._scope is None else True
-        ) as scope:
-            kernel = self._variable("kernel", [size + units, self.cell.gates * units], self._initializer)
-            bias = tf.convert_to_tensor(self._biases())
-            self._scope = scope
-        kernel = tf.convert_to_tensor(kernel)
+        inputs = tf.convert_to_tensor(inputs, self.dtype)
+        self.build(inputs.shape)
+        size = self._input_size
+        kernel, bias = tf.convert_to_tensor(self.kernel), tf.convert_to_tensor(self.biases)
         if self.cell.reset_after:
             bias = tf.transpose(bias, [1, 0, 2])
             bias = tf.reshape(bias, [2, -1])
-        if initial_state is None:
-            state = zero_states(self.cell, inputs, 1, units)
-        else:
-            state = list(initial_state) if isinstance(initial_state, (list, tuple)) else [initial_state]
-        if self.cell.kind == "lstm":
-            state = state[::-1]  # Programs give (c, h).
+        state = self._first_state(inputs, initial_state)
         weights = [
             kernel[:size],
             kernel[size:],

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import tensorflow as tf
+import tf_keras
+from absl.testing import parameterized
 
 from podrun.private_apis.tensorflow import private_module
 from podrun.tensorflow.execution.device_table import DEVICES
@@ -149,6 +151,23 @@ class XLATestCase(tf.test.TestCase):  # type: ignore[misc]
         if self._testMethodName != "test_session":
             raise NotImplementedError("test_session not supported on XLATestCase, please use session")
         self.skipTest("Not a test.")
+
+
+class OptimizerTest(tf.test.TestCase, parameterized.TestCase):  # type: ignore[misc]
+    """What tests of optimizers inherit."""
+
+    def keras_mixed_precision_test_helper(
+        self, optimizer: tf.keras.optimizers.Optimizer, mixed_prec_policy: str
+    ) -> tf.Variable:
+        """Train a small model for a step with a policy, which stays set. Returns the first weight."""
+        tf_keras.mixed_precision.set_global_policy(mixed_prec_policy)
+        inputs = tf_keras.Input((5,))
+        layer = tf_keras.layers.Dense(5, activation="relu")
+        outputs = tf_keras.layers.Activation("softmax", dtype="float32")(layer(inputs))
+        model = tf_keras.Model(inputs, outputs)
+        model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
+        model.fit(np.ones((1, 5), np.float32), np.ones(1, np.float32), batch_size=1, verbose=0)
+        return layer.trainable_variables[0]
 
 
 def add_checks_of_reports() -> None:

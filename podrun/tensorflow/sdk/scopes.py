@@ -139,3 +139,4 @@ def install_front_end() -> None:
     install_cuts(differentiated_on_device)
     install_sessions()
     install_devices()
+    importlib.import_module("podrun.tensorflow.sdk.host_markers").install_host_markers()

@@ -9,7 +9,9 @@ from ipu_tensorflow_addons.keras.layers import LSTM, PopnnLSTM
 from ipu_tensorflow_addons.keras.layers.normalization import GroupNorm
 from ipu_tensorflow_addons.keras.optimizers.adam_ipu_optimizer import AdamIpuOptimizer
 from ipu_tensorflow_addons.layers import rnn_ops
+from ipu_tensorflow_addons.test_utils import ReportHelper
 from ipu_tensorflow_addons.v1 import layers
+from ipu_tensorflow_addons.v1.layers import rnn_ops as rnn_ops_of_version_1
 from keras import combinations, keras_parameterized, optimizer_v2, testing_utils
 from keras.engine.training import Model
 from keras.ipu import PipelineStage
@@ -41,6 +43,8 @@ assert Adam is tf.keras.optimizers.Adam
 assert Dense is tf.keras.layers.Dense
 assert LSTM is PopnnLSTM is ipu_tensorflow_addons.keras.layers.LSTM
 assert AdamIpuOptimizer is ipu_tensorflow_addons.keras.optimizers.AdamIpuOptimizer
+assert ReportHelper is ipu.test_utils.ReportHelper
+assert rnn_ops_of_version_1.PopnnLSTM is layers.PopnnLSTM
 assert rnn_ops.PopnnLSTM is layers.PopnnLSTM is ipu.rnn_ops.PopnnLSTM
 assert PopDistStrategy is popdist_strategy.PopDistStrategy
 assert {generic_utils.__name__, tf_utils.__name__} == {
@@ -104,7 +108,7 @@ for factor in (8, 1):
 first = next(data_adapter.IPUDataHandler(batches).enumerate_epochs())[1]
 print("element", next(first).numpy())
 try:
-    _ = ipu_tensorflow_addons.keras.layers.EffectiveTransformer
+    _ = ipu_tensorflow_addons.keras.layers.Dense
 except NotImplementedError as error:
     print("refused:", error)
 print("difference 0.0")

@@ -1,0 +1,133 @@
+"""Operations of IPUs that the host reaches in eager mode, or in a function that no strategy runs.
+
+Each is a program of its own on the first IPU, with gradients, as TensorFlow places what no CPU computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from podrun.private_apis.tensorflow import symbol
+from podrun.tensorflow.capture.markers import mark, on_host, placed_marker, token_of
+from podrun.tensorflow.capture.program_graphs import in_program
+from podrun.tensorflow.sdk.ipu_strategy import IPUStrategyV1
+
+_py_funcs = symbol("ops.script_ops._py_funcs")
+
+
+class HostMarker:
+    """A marker outside of programs: its results, and the gradients of these, each in a program of its own."""
+
+    def __init__(self, kind: str, outputs: Sequence[tf.TensorSpec], attributes: dict[str, Any]) -> None:
+        self.kind, self.outputs, self.attributes = kind, list(outputs), attributes
+        self._strategy = IPUStrategyV1()
+        self._programs = tf.function(self._forward), tf.function(self._backward)
+
+    def _forward(self, *values: tf.Tensor) -> list[tf.Tensor]:
+        return list(mark(self.kind, values, self.outputs, **self.attributes))
+
+    def _backward(self, *values: tf.Tensor) -> list[tf.Tensor]:
+        """``values``: the inputs, then gradients of the results that are floats."""
+        count = len(values) - sum(spec.dtype.is_floating for spec in self.outputs)
+        floating = [v for v in values[:count] if v.dtype.is_floating]
+        with tf.GradientTape() as tape:
+            tape.watch(floating)
+            results = self._forward(*values[:count])
+        wanted = [r for r in results if r.dtype.is_floating]
+        slopes = tape.gradient(
+            wanted, floating, list(values[count:]), unconnected_gradients=tf.UnconnectedGradients.ZERO
+        )
+        return list(slopes)
+
+    def results(self, *values: Any) -> list[tf.Tensor]:
+        """The marker's results."""
+        return list(self._strategy.run(self._programs[0], args=[tf.constant(v) for v in values]))
+
+    def slopes(self, *values: Any) -> list[tf.Tensor]:
+        """Gradients of the inputs that are floats."""
+        return list(self._strategy.run(self._programs[1], args=[tf.constant(v) for v in values]))
+
+    def call(self, *values: tf.Tensor) -> list[tf.Tensor]:
+        """The results in eager mode or in a function, with a gradient."""
+
+        @tf.custom_gradient  # type: ignore[untyped-decorator]
+        def differentiable(*inputs: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., Any]]:
+            if tf.executing_eagerly():
+                results = self.results(*inputs)
+            else:
+                results = list(placed_marker(self.kind, inputs, self.outputs, self.attributes))
+
+            def gradient(*upstream: tf.Tensor) -> list[tf.Tensor | None]:
+                known = [u for u, s in zip(upstream, self.outputs, strict=True) if s.dtype.is_floating]
+                slopes = iter(self._gradients([*inputs, *known], inputs))
+                return [next(slopes) if v.dtype.is_floating else None for v in inputs]
+
+            return results, gradient
+
+        return list(tf.nest.flatten(differentiable(*values)))
+
+    def _gradients(self, values: Sequence[tf.Tensor], inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        if tf.executing_eagerly():
+            return self.slopes(*values)
+        floating = [v for v in inputs if v.dtype.is_floating]
+        slopes = tf.numpy_function(
+            lambda *arrays: [s.numpy() for s in self.slopes(*arrays)], values, [v.dtype for v in floating]
+        )
+        for slope, value in zip(slopes, floating, strict=True):
+            slope.set_shape(value.shape)
+        return list(slopes)
+
+
+class HostMarkers:
+    """Markers that the host reached. Those that are alike are one."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[Any, ...], HostMarker] = {}
+        self._by_token: dict[str, Callable[..., Any]] = {}
+
+    def run(
+        self,
+        kind: str,
+        inputs: Sequence[tf.Tensor],
+        outputs: Sequence[tf.TensorSpec],
+        attributes: dict[str, Any],
+    ) -> list[tf.Tensor] | None:
+        """A marker's results; None in programs, in graphs of version 1, which sessions run, and for unknown shapes."""
+        if not tf.compat.v1.executing_eagerly_outside_functions() or in_program() or not inputs:
+            return None
+        tensors = [tf.convert_to_tensor(t) for t in inputs]
+        if not all(tf.TensorShape(t.shape).is_fully_defined() for t in (*tensors, *outputs)):
+            return None
+        token = token_of(kind, attributes)
+        key = _key(token, tensors)
+        if key not in self._kept:
+            self._kept[key] = HostMarker(kind, outputs, attributes)
+        if not tf.executing_eagerly():
+            self._let_the_host_run(token)
+        return self._kept[key].call(*tensors)
+
+    def _let_the_host_run(self, token: str) -> None:
+        """Let functions of the host find what runs a marker, by its token."""
+        if token in self._by_token:
+            return
+
+        def run(*arrays: np.ndarray) -> list[np.ndarray]:
+            values = [tf.constant(a) for a in arrays]
+            return [np.asarray(r) for r in self._kept[_key(token, values)].results(*values)]
+
+        self._by_token[token] = run  # The registry itself keeps nothing alive.
+        _py_funcs._funcs[token] = run
+
+
+def _key(token: str, tensors: Sequence[tf.Tensor]) -> tuple[Any, ...]:
+    return (token, *((t.dtype, tuple(t.shape)) for t in tensors))
+
+
+def install_host_markers() -> None:
+    """Let markers run on their own outside of programs."""
+    if not on_host:
+        on_host.append(HostMarkers().run)
