@@ -66,7 +66,7 @@ def compile_extension(root: Path, warn: Any, module: Module = MODULES[0]) -> Pat
 
     # No contraction: a fused multiply-add would round otherwise than NumPy. No -march: the module runs on any CPU.
     options = ["-std=gnu11", "-O3", "-ffp-contract=off"]
-    libraries = ["pthread", "dl"] if module.name.endswith("_onednn") else []
+    libraries = ["pthread", "dl", "m"] if module.name.endswith("_onednn") else []
     extension = Extension(module.name, module.files(root), extra_compile_args=options, libraries=libraries)
     command = build_ext(Distribution({"name": "podrun", "ext_modules": [extension]}))
     with tempfile.TemporaryDirectory() as scratch:

@@ -167,6 +167,22 @@ class SharedMemoryGroup:
             self._board.arrive_and_wait(plan.end, self._timeout)
         return plan.slice
 
+    def scatter_by(
+        self, arena: str, reduction: Reduction, make: Callable[[Sequence[Array]], Callable[[], object]]
+    ) -> Callable[[], None]:
+        """A prepared `reduce_scatter` without the second barrier whose sum is the caller's: ``make`` gives it for this
+        rank's slice of every rank's row. It meets ranks that call `reduce_scatter`."""
+        plan, mapped = self._plan_scatter(arena, reduction, None), self._memory.find(arena)
+        own = slice_of(self._rank, self._size, mapped.whole.size)
+        reduce = make([row[own] for row in mapped.rows])
+
+        def run() -> None:
+            self._board.arrive_and_wait(plan.begin, self._timeout)
+            with self.turn:
+                reduce()
+
+        return run
+
     def all_reduce(
         self,
         arena: str,

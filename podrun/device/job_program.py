@@ -17,7 +17,8 @@ from podrun.device.machine_context import MachineContext
 from podrun.device.owners import Owner
 from podrun.device.program.digests import held_by_ipu
 from podrun.device.program.engine import Engine, RunOutcome, modelled_step_seconds
-from podrun.device.program.interpreter import InstructionHook, NotFinite, batch_starts
+from podrun.device.program.instruction_lists import batch_starts
+from podrun.device.program.interpreter import InstructionHook, NotFinite
 from podrun.device.program.machine_groups import at_position, choose_core
 from podrun.device.strikes import exchanged_bytes, strike_error, strike_wait
 from podrun.faults import FaultSpec, FaultTarget, ListPlaces, Strike

@@ -381,15 +381,19 @@ def without_unused(jaxpr: Jaxpr) -> Jaxpr:
     return pruned
 
 
-def without_locations(exported: Exported) -> Exported:
-    """A ``jax.export.Exported`` without source locations: no path, no line, no argument name of the traced function.
-
-    So its bytes depend on what is computed and on nothing else.
-    """
+@contextmanager
+def exported_stablehlo(exported: Exported) -> Iterator[MlirModule]:
+    """The StableHLO of a ``jax.export.Exported``, in an MLIR context of its own."""
     read = _need("jax._src.lib._jax.mlir.deserialize_portable_artifact")
-    write = _need("jax._src.export._export._module_to_bytecode")
     with _need("jax._src.interpreters.mlir.make_ir_context")():
-        module = read(exported.mlir_module_serialized)
+        yield read(exported.mlir_module_serialized)
+
+
+def without_locations(exported: Exported) -> Exported:
+    """A ``jax.export.Exported`` without source locations: no path, no line, no argument name of the traced function. So
+    its bytes depend on what is computed and on nothing else."""
+    write = _need("jax._src.export._export._module_to_bytecode")
+    with exported_stablehlo(exported) as module:
         run_passes(module, "builtin.module(strip-debuginfo)")
         data = write(module)
     return dataclasses.replace(exported, mlir_module_serialized=data)

@@ -41,7 +41,7 @@ from podrun.core.layout import IpuRange
 from podrun.core.telemetry import MachineReport
 from podrun.device.connection import AttachRequest
 from podrun.device.host.client import InProcessMachines, PortConnection
-from podrun.device.program.interpreter import batch_starts
+from podrun.device.program.instruction_lists import batch_starts
 from podrun.device.xla.pieces import PieceCache
 from podrun.faults import EFFECTS, OF_INSTANCES, FaultPoint, FaultSpec, FaultTarget, parse_fault
 from podrun.launcher.recovery import (

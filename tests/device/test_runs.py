@@ -17,7 +17,7 @@ from podrun.device.connection import RunResult
 from podrun.device.host.client import InProcessMachines
 from podrun.device.host.connecting import connect
 from podrun.device.program import interpreter, program_memory
-from podrun.device.program.interpreter import trailing_gathers
+from podrun.device.program.instruction_lists import trailing_gathers
 from podrun.device.xla.pieces import PieceCache
 
 from .conftest import owners, request, together

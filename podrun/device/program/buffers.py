@@ -174,7 +174,7 @@ class Buffers(ProgramMemory):
         """Raises ApplicationRuntimeError unless what a piece takes from lasting buffers and puts there fits."""
         names = (*piece.computation.inputs, *piece.computation.outputs)
         for name, (size, dtype) in zip(names, piece.kinds, strict=True):
-            target = self._target(name)
+            target = self.memory_behind(name)
             if target is not None and (target.size, target.dtype) != (size, dtype):
                 raise ApplicationRuntimeError(
                     f"the Executable is not consistent: Computation {piece.computation.name!r} has {size} elements of "
@@ -256,7 +256,7 @@ class Buffers(ProgramMemory):
             if arena not in self.changing and self._has_read_members(arena):
                 continue
             memory = self._place(name)
-            if memory.dtype == np.float32 and self._covered(computation, self.arenas[arena].arena):
+            if memory.dtype == np.float32 and self.covers(computation, self.arenas[arena].arena):
                 chosen[position] = memory
         return chosen
 
@@ -294,7 +294,7 @@ class Buffers(ProgramMemory):
         """A function that stores a Computation's output in buffer ``name``, resolved beforehand."""
         if name in self._gradients:
             return lambda frame, value: self._gradients.store(name, value)
-        target = self._target(name)
+        target = self.memory_behind(name)
         if target is None:
 
             def keep(frame: Frame, value: object) -> None:

@@ -39,6 +39,8 @@ from podrun.core.executable import (
 from podrun.device.crash_records import ProgressSlot
 from podrun.device.program.buffers import Buffers, Read, Write
 from podrun.device.program.fused_tail import make_fused_tail
+from podrun.device.program.fused_updates import FusedUpdate, make_fused_updates
+from podrun.device.program.instruction_lists import trailing_gathers, unsettled_reductions
 from podrun.device.program.machine_groups import NO_CORE_LOCK, CoreLock
 from podrun.device.program.program_memory import Frame
 from podrun.device.program.replica_messages import Key, ReplicaMessages
@@ -118,6 +120,10 @@ class Interpreter:
         self._host_gathers = False
         fuses = not finite and messages is None
         self._fused_tail = make_fused_tail(instructions, pieces, buffers, group, core_lock) if fuses else None
+        self._fused_updates: dict[int, FusedUpdate] = {}
+        if fuses and self._fused_tail is None and len(instructions) == 1:
+            places = {place for _, place in self._unsettled}
+            self._fused_updates = make_fused_updates(instructions[0], pieces, buffers, places)
         # With one list, only a Receive waits.
         self._never_waits = len(instructions) == 1 and not any(
             isinstance(i, Receive) for i in instructions[0]
@@ -203,13 +209,9 @@ class Interpreter:
     def _action(self, instruction: Instruction, ipu: int, place: int) -> Action:
         """The function that executes an instruction. Everything that is the same for every batch is looked up here."""
         buffers = self._buffers
-        if self._fused_tail is not None and place >= self._fused_tail[0]:
-            first, run_tail = self._fused_tail
-            if not isinstance(instruction, AllGather):
-                if place != first:
-                    return lambda frame, now: None
-                update = next(i.computation for i in self._lists[ipu][first:] if isinstance(i, Compute))
-                return self._recorded(lambda frame, now: run_tail(), ipu, update)
+        fused = self._fused_action(instruction, ipu, place)
+        if fused is not None:
+            return fused
         match instruction:
             case Compute(name):
                 return self._recorded(self._computes[name], ipu, name)
@@ -241,6 +243,23 @@ class Interpreter:
                 return self._receiving(buffer, (peer, self._first + ipu, tag))
             case Copy(source, destination):
                 return lambda frame, now: frame.values.update({destination: frame.values[source]})
+
+    def _fused_action(self, instruction: Instruction, ipu: int, place: int) -> Action | None:
+        """The function for an instruction that is part of the fused tail or of a fused update; None for others."""
+        if self._fused_tail is not None and place >= self._fused_tail[0]:
+            first, run_tail = self._fused_tail
+            if isinstance(instruction, AllGather):
+                return None
+            if place != first:
+                return lambda frame, now: None
+            update = next(i.computation for i in self._lists[ipu][first:] if isinstance(i, Compute))
+            return self._recorded(lambda frame, now: run_tail(), ipu, update)
+        if (begun := self._fused_updates.get(place)) is not None:
+            return self._recorded(lambda frame, now: begun.reduce(), ipu, begun.computation)
+        if (ended := self._fused_updates.get(place - 1)) is not None:
+            compute = self._recorded(self._computes[ended.computation], ipu, ended.computation)
+            return lambda frame, now: None if ended.take_done() else compute(frame, now)
+        return None
 
     def _recorded(self, act: Action, ipu: int, name: str) -> Action:
         """``act`` with the piece recorded as under way, for other processes to read if this one dies."""
@@ -325,59 +344,6 @@ def _compute(
             write(frame, result)
 
     return run
-
-
-def unsettled_reductions(
-    instructions: Sequence[Sequence[Instruction]], writes: Mapping[str, frozenset[str]]
-) -> frozenset[tuple[int, int]]:
-    """Places ``(list, index)`` of ReduceScatters after which no machine needs to wait for slower readers.
-
-    That holds if, from there on and around to the next batch, a barrier of all machines comes before anything writes
-    the arena. ``writes``: arenas written by each Computation. In programs with several lists every reduction waits.
-    """
-    if len(instructions) != 1:
-        return frozenset()
-    lst = instructions[0]
-    places = set()
-    for index, instruction in enumerate(lst):
-        if isinstance(instruction, ReduceScatter):
-            for after in (*lst[index + 1 :], *lst[:index]):
-                if isinstance(after, AllGather | AllReduce) or after == Sync(SyncScope.ALL):
-                    places.add((0, index))
-                    break
-                if isinstance(after, Compute) and instruction.arena in writes[after.computation]:
-                    break
-    return frozenset(places)
-
-
-def trailing_gathers(instructions: Sequence[Sequence[Instruction]]) -> frozenset[tuple[int, int]]:
-    """Places ``(list, index)`` of AllGathers that only other AllGathers follow: the host or the next batch reads their
-    arenas next. Empty for programs with several lists.
-    """
-    if len(instructions) != 1:
-        return frozenset()
-    places: set[tuple[int, int]] = set()
-    for index in reversed(range(len(instructions[0]))):
-        if not isinstance(instructions[0][index], AllGather):
-            break
-        places.add((0, index))
-    return frozenset(places)
-
-
-def batch_starts(instructions: Sequence[Instruction], batches: int) -> tuple[int, ...]:
-    """Where each batch begins in a list that runs ``batches`` batches in a pipeline.
-
-    A batch begins with the first Computation that the list runs once for every batch; the first batch begins with the
-    list. Where a list computes nothing for each batch, they all begin with it.
-    """
-    if batches == 1:
-        return (0,)
-    places: dict[str, list[int]] = {}
-    for place, instruction in enumerate(instructions):
-        if isinstance(instruction, Compute):
-            places.setdefault(instruction.computation, []).append(place)
-    first_full = next((starts for starts in places.values() if len(starts) == batches), [0] * batches)
-    return (0, *first_full[1:])
 
 
 def _syncs(instructions: Sequence[Instruction]) -> int:

@@ -6,7 +6,7 @@ gathering writes to a buffer of its own; afterwards the arena's name means that 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import copysign
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from podrun.collectives import Group
+from podrun.collectives.shared_memory import SharedMemoryGroup
 from podrun.core.executable import (
     REPLICA_OFFSET,
     Arena,
@@ -123,6 +124,23 @@ class ProgramMemory:
         variable = self._executable.variables.get(name)
         return name in self._variables and variable is not None and not variable.per_replica
 
+    def arena_behind(self, name: str) -> str | None:
+        """The arena that a buffer name lies in."""
+        return arena_of(name, self._members)
+
+    def holds_gradients(self, arena: str) -> bool:
+        """True iff an arena holds no variable: only pieces and reductions read it."""
+        return self._gradients.has_arena(arena)
+
+    def scatter_by(
+        self, arena: str, reduction: Reduction, make: Callable[[Sequence[Array]], Callable[[], object]]
+    ) -> Callable[[], None] | None:
+        """A prepared reduction of this machine's slice that is the caller's, as of `SharedMemoryGroup.scatter_by`; None
+        if the machines do not all share memory, or one reduces for all."""
+        if not isinstance(self._group, SharedMemoryGroup) or self.is_reduced_by_one([arena]):
+            return None
+        return self._group.scatter_by(arena, reduction, make)
+
     def is_temporary(self, name: str) -> bool:
         """True iff ``name`` is no arena, member or variable: it lives in a Frame."""
         return arena_of(name, self._members) is None and name not in self._variables
@@ -139,7 +157,7 @@ class ProgramMemory:
         """A member's current value, in its arena's own memory or in the result of the last collective."""
         return self._members[member].of(self.arenas[self._members[member].arena].whole())
 
-    def _target(self, name: str) -> Array | None:
+    def memory_behind(self, name: str) -> Array | None:
         """The memory behind a name; None for temporaries."""
         if name.startswith(WHOLE):
             return self.arenas[name[len(WHOLE) :]].own
@@ -155,7 +173,7 @@ class ProgramMemory:
         for arena in self.arenas_written_by(computation):
             buffer = self.arenas[arena]
             if buffer.whole_result is not None or buffer.slice_result is not None:
-                if self._covered(computation, buffer.arena):
+                if self.covers(computation, buffer.arena):
                     buffer.forget()
                 else:
                     buffer.settle()
@@ -216,7 +234,7 @@ class ProgramMemory:
         offset[...] = self._group.rank * layout.replicas_per_machine
         self._variables[REPLICA_OFFSET] = offset
 
-    def _covered(self, computation: Computation, arena: Arena) -> bool:
+    def covers(self, computation: Computation, arena: Arena) -> bool:
         """True iff the Computation writes every element of the arena that is ever read."""
         key = f"{computation.name}\0{arena.name}"
         if key not in self._covers:

@@ -316,6 +316,7 @@ static PyMethodDef functions[] = {
 };
 
 extern PyMethodDef product_functions[]; /* product_calls.c */
+extern PyMethodDef update_functions[];  /* updates.c */
 
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT,
@@ -329,7 +330,7 @@ PyMODINIT_FUNC
 PyInit__onednn(void)
 {
     PyObject *made = PyModule_Create(&definition);
-    if (made && PyModule_AddFunctions(made, product_functions))
+    if (made && (PyModule_AddFunctions(made, product_functions) || PyModule_AddFunctions(made, update_functions)))
         Py_CLEAR(made);
     return made;
 }

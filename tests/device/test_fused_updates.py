@@ -1,0 +1,243 @@
+"""Updates that are carried out as gradients are added up: the piece's bits, and only where nothing reads the sum."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from podrun.collectives.rendezvous import SoloGroup
+from podrun.core.executable import (
+    AllGather,
+    AllReduce,
+    Compute,
+    Copy,
+    Instruction,
+    ReduceScatter,
+    StoreStream,
+)
+from podrun.core.layout import IpuRange
+from podrun.device.host.client import InProcessMachines
+from podrun.device.program import fused_updates, interpreter, program_memory
+from podrun.device.program.buffers import Buffers
+from podrun.device.program.fused_updates import FusedUpdate, agrees, make_fused_updates
+from podrun.device.xla.clients import machine_settings
+from podrun.device.xla.pieces import Piece, PieceCache
+from podrun.device.xla.update_steps import has_updates, run_update, update_steps
+
+from .conftest import request
+from .programs import computation, data, first_weights, linear
+
+pytestmark = pytest.mark.skipif(not has_updates(), reason="podrun's C module is not built")
+native: Any = importlib.import_module("podrun.device.xla._onednn") if has_updates() else None
+SIZE = 3000
+"""Neither a multiple of a vector's elements nor of a block's."""
+F32 = np.float32
+
+
+def descent(w: Any, g: Any, rate: Any) -> Any:
+    return (w - rate * g,)
+
+
+def decay(w: Any, g: Any, rate: Any) -> Any:
+    return (w - rate * (g + F32(1e-4) * w),)
+
+
+def scaled(w: Any, g: Any, rate: Any) -> Any:
+    return (w * (F32(1) - rate * F32(1e-3)) - rate * g,)
+
+
+def sum_first(w: Any, g: Any, rate: Any) -> Any:
+    return (rate * g + w * w,)
+
+
+def momentum(w: Any, v: Any, g: Any, rate: Any) -> Any:
+    new = F32(0.9) * v + g / F32(3)
+    return w - rate * new, new
+
+
+def adaptive(w: Any, m: Any, v: Any, g: Any, rate: Any, scale: Any) -> Any:
+    m = F32(0.9) * m + F32(0.1) * g
+    v = F32(0.99) * v + F32(0.01) * (g * g)
+    return w - rate * (m * scale) / (jnp.sqrt(v) + F32(1e-5)), m, -jnp.negative(v)
+
+
+def piece_of(pieces: PieceCache, function: Callable[..., Any], vectors: str, scalars: str = "rate") -> Piece:
+    """A piece over slices by the letters of their names, ``g`` among them, and numbers."""
+    names = {letter: f"arena_slice:{letter}" for letter in vectors}
+    inputs = dict.fromkeys(names.values(), ((SIZE,), F32)) | dict.fromkeys(scalars.split(), ((), F32))
+    outputs = tuple(name for letter, name in names.items() if letter != "g")
+    return pieces.piece(computation(function.__name__, function, inputs, outputs), ())
+
+
+@pytest.mark.parametrize(
+    ("function", "vectors", "scalars"),
+    [
+        (descent, "wg", "rate"),
+        (decay, "wg", "rate"),
+        (scaled, "wg", "rate"),
+        (sum_first, "wg", "rate"),
+        (momentum, "wvg", "rate"),
+        (adaptive, "wmvg", "rate scale"),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_a_reading_of_an_update_has_the_bits_of_its_piece(
+    pieces: PieceCache, function: Callable[..., Any], vectors: str, scalars: str
+) -> None:
+    piece = piece_of(pieces, function, vectors, scalars)
+    gradient, stores = vectors.index("g"), range(len(vectors) - 1)
+    with machine_settings():
+        readings = update_steps(piece.computation, gradient)
+        fitting = [steps for steps in readings if agrees(steps, piece, gradient, stores)]
+        assert fitting
+        generator = np.random.default_rng(9)
+        slices = [generator.normal(size=SIZE).astype(F32) ** 2 for _ in vectors]
+        numbers = [np.array(value, F32) for value in generator.normal(size=len(scalars.split()))]
+        expected = [np.array(value) for value in piece.call(*slices, *numbers)]
+        operands = dict(enumerate([*slices, *numbers]))
+        run_update(fitting[0].prepared([slices[gradient]], mean=False, operands=operands, stores=stores))
+    for at, value in zip(stores, expected, strict=True):
+        np.testing.assert_array_equal(slices[at].view(np.uint32), value.view(np.uint32))
+
+
+def test_a_reading_with_other_roundings_is_found_out(pieces: PieceCache) -> None:
+    """Of a product and a sum that takes it, one and two roundings differ: not both readings can be the piece."""
+    piece = piece_of(pieces, descent, "wg")
+    with machine_settings():
+        readings = update_steps(piece.computation, 1)
+        assert len(readings) == 2
+        assert sum(agrees(steps, piece, 1, [0]) for steps in readings) == 1
+        wrong = replace(readings[1], steps=((0, 4, 1, 0, 0),))
+        assert not agrees(wrong, piece, 1, [0])
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda w, g, rate: (w - rate * jnp.sum(g),),
+        lambda w, g, rate: (jnp.where(g > 0, w, rate * g),),
+        lambda w, g, rate: (w - rate * g[::-1],),
+        lambda w, g, rate: (w - rate * jnp.exp(g),),
+        lambda w, g, rate: (w + g.astype(jnp.float16).astype(jnp.float32),),
+        lambda w, g, rate: (w - lax.fori_loop(0, 3, lambda _, a: a * g, g),),
+        lambda w, g, rate: (w,),
+        lambda w, g, rate: (w - g * jnp.arange(SIZE, dtype=F32),),
+    ],
+)
+def test_other_arithmetic_stays_with_the_piece(pieces: PieceCache, function: Callable[..., Any]) -> None:
+    piece = piece_of(pieces, function, "wg")
+    assert update_steps(piece.computation, 1) == []
+
+
+@pytest.mark.parametrize("elements", [1, 63, 64, 65, 512, 513, 1500])
+@pytest.mark.parametrize("mean", [False, True])
+def test_rows_are_added_up_in_order(elements: int, mean: bool) -> None:
+    generator = np.random.default_rng(elements)
+    rows = [generator.normal(size=elements).astype(F32) for _ in range(5)]
+    expected = rows[0].copy()
+    for row in rows[1:]:
+        expected += row
+    if mean:
+        expected /= F32(len(rows))
+    vector = np.full(elements, np.nan, F32)
+    native.run_update(native.update(rows, mean, [vector], [], [], [(0, 0)]))
+    np.testing.assert_array_equal(vector, expected)
+
+
+def test_sums_keep_denormal_numbers_and_updates_do_not() -> None:
+    rows = [np.full(70, 1e-40, F32), np.full(70, 2e-40, F32)]
+    vectors = [np.zeros(70, F32), np.ones(70, F32)]
+    kept = np.full(70, 1e-40, F32) + np.full(70, 2e-40, F32)
+    native.run_update(native.update(rows, False, vectors, [], [(0, 3, 0, 1, 0)], [(0, 0), (3, 1)]))
+    np.testing.assert_array_equal(vectors[0], kept)
+    np.testing.assert_array_equal(vectors[1], 0)
+    assert F32(1e-40) + F32(1e-40) > 0  # The processor's mode is as before.
+
+
+@pytest.mark.parametrize(
+    ("rows", "vectors", "scalars", "steps", "stores"),
+    [
+        ([], [4], [], [], []),
+        ([4], [5], [], [], []),
+        ([4], [4], [2], [], []),
+        ([4], [4], [], [(9, 2, 0, 1, 0)], []),
+        ([4], [4], [], [(0, 1, 0, 1, 0)], []),
+        ([4], [4], [], [(0, 2, 0, 48, 0)], []),
+        ([4], [4], [], [(0, 2, 2, 1, 0)], []),
+        ([4], [4], [], [(0, 2, 0, 1, 0)], [(2, 1)]),
+        ([4], [4, 4], [], [], [(1, 1)]),
+        ([4], [4] * 49, [], [], []),
+        ([4], [4], [], [(0, 2, 0, 1, 0)] * 65, []),
+        ([4] * 513, [4], [], [], []),
+    ],
+)
+def test_what_describes_no_update_is_refused(
+    rows: list[int], vectors: list[int], scalars: list[int], steps: list[Any], stores: list[Any]
+) -> None:
+    arrays = [[np.zeros(n, F32) for n in sizes] for sizes in (rows, vectors, scalars)]
+    with pytest.raises(ValueError, match="update"):
+        native.update(arrays[0], False, arrays[1], arrays[2], steps, stores)
+
+
+AROUND = Compute("step"), ReduceScatter("gradients"), Compute("update")
+
+
+@pytest.mark.parametrize(
+    ("after", "fuses"),
+    [
+        ((AllGather("weights"),), True),
+        ((AllGather("gradients"),), False),
+        ((AllReduce("gradients"), AllGather("weights")), False),
+        ((StoreStream("loss", "gradient:w", 0, 1), AllGather("weights")), False),
+        ((Copy("gradient:w", "kept"), AllGather("weights")), False),
+        ((Compute("update"), AllGather("weights")), False),
+    ],
+    ids=repr,
+)
+def test_a_sum_that_something_else_reads_is_written(
+    pieces: PieceCache, monkeypatch: pytest.MonkeyPatch, after: tuple[Instruction, ...], fuses: bool
+) -> None:
+    monkeypatch.setattr(fused_updates, "_prepared", lambda *_: print)
+    executable = linear(16)
+    compiled = {name: pieces.piece(c, ()) for name, c in executable.computations.items()}
+    updates = make_fused_updates([*AROUND, *after], compiled, Buffers(executable, SoloGroup()), {1})
+    assert list(updates) == ([1] if fuses else [])
+    assert not make_fused_updates([*AROUND, *after], compiled, Buffers(executable, SoloGroup()), set())
+
+
+def trained(pieces: PieceCache, batches: int) -> dict[str, np.ndarray]:
+    executable = linear(16)
+    connection = InProcessMachines(executable.layout.ipus, pieces).connect()
+    everything = IpuRange(0, executable.layout.ipus)
+    assert connection.try_attach(request(everything)) is None
+    connection.load(executable)
+    connection.write_variables(first_weights())
+    inputs = data(executable, batches)
+    for batch in range(batches):
+        connection.run(1, {name: a[batch : batch + 1] for name, a in inputs.items()})
+    weights = connection.read_variables(["w", "b"])
+    connection.close()
+    return {name: np.array(value) for name, value in weights.items()}
+
+
+def test_training_has_the_same_bits_with_and_without(
+    pieces: PieceCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interpreter, "make_fused_tail", lambda *_: None)
+    monkeypatch.setattr(program_memory, "REDUCED_WHOLE", 0)
+    expected = trained(pieces, 3)
+    monkeypatch.setattr(fused_updates, "LEAST_ELEMENTS", 0)
+    carried_out = []
+    reduce = FusedUpdate.reduce
+    monkeypatch.setattr(FusedUpdate, "reduce", lambda self: (reduce(self), carried_out.append(self.done)))
+    weights = trained(pieces, 3)
+    assert carried_out == [True] * 12
+    for name, value in expected.items():
+        np.testing.assert_array_equal(weights[name], value)
