@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 from tests.tensorflow.test_keras_pipelines import nested, sequential, staged_calls, staged_sequential
 from tests.tensorflow.test_keras_rules import POINTS, one_ipu
+
+if TYPE_CHECKING:
+    from tf_keras import Model
 
 __all__ = ["one_ipu"]
 pytestmark = [
@@ -57,3 +61,87 @@ def test_a_configuration_that_loses_options_is_refused(one_ipu: None, tmp_path: 
     model.set_gradient_accumulation_options(2)
     with pytest.raises(RuntimeError, match="`get_config`"):
         model.save(str(tmp_path / "model.h5"))
+
+
+def subclass() -> type:
+    from tensorflow import keras
+
+    class Twice(keras.Model):
+        """Two layers for each of two inputs, made again from its configuration."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.flat, self.dense = keras.layers.Flatten(), keras.layers.Dense(2)
+
+        def call(self, inputs: list[object]) -> list[object]:
+            return [self.dense(self.flat(one)) for one in inputs]
+
+        def get_config(self) -> dict[str, object]:
+            return {**super().get_config(), "flat": self.flat, "dense": self.dense}
+
+        @classmethod
+        def from_config(cls, config: dict[str, object], custom_objects: object = None) -> Model:
+            model = cls()
+            model.flat, model.dense = config["flat"], config["dense"]
+            return model
+
+    return Twice
+
+
+def test_a_subclass_is_saved_with_its_stages(one_ipu: None, tmp_path: Path) -> None:
+    from tensorflow import keras
+
+    kind = subclass()
+    model = kind()
+    model.build([(1, 3), (1, 3)])
+    entries = model.get_pipeline_stage_assignment()
+    first, second = (
+        next(i for i, e in enumerate(entries) if e.layer is model.flat and e.node_index == n) for n in (0, 1)
+    )
+    for place, entry in enumerate(entries):
+        entry.pipeline_stage = place
+    swapped = list(entries)
+    swapped[first], swapped[second] = swapped[second], swapped[first]
+    with pytest.raises(ValueError, match="does not match the post-order"):
+        model.set_pipeline_stage_assignment(swapped)
+    model.set_pipeline_stage_assignment(entries)
+    model.set_pipelining_options(device_mapping=[0] * 4)
+    model.save(tmp_path / "model")
+    loaded = keras.models.load_model(tmp_path / "model", custom_objects={"Twice": kind})
+    assert loaded._is_pipelined()
+    assert loaded._pipelining_device_mapping == [0] * 4
+    assert [e.pipeline_stage for e in loaded.get_pipeline_stage_assignment()] == [0, 1, 2, 3]
+
+
+def test_scopes_make_a_subclass_a_pipeline(one_ipu: None) -> None:
+    from tensorflow import keras
+
+    from podrun.tensorflow.keras.stage_classes import PipelineStage
+
+    class Partly(keras.Model):
+        def __init__(self, stage: int | None) -> None:
+            super().__init__()
+            self.stage, self.first, self.second = stage, keras.layers.Flatten(), keras.layers.Dense(2)
+
+        def call(self, inputs: object) -> object:
+            with PipelineStage(0):
+                hidden = self.first(inputs)
+            if self.stage is None:
+                return self.second(hidden)
+            with PipelineStage(self.stage):
+                return self.second(hidden)
+
+    whole = Partly(1)
+    whole.build((4, 3))
+    assert whole._is_pipelined()
+    whole.reset_pipeline_stage_assignment()
+    assert not whole._is_pipelined()
+    partly = Partly(None)
+    partly.set_pipelining_options(device_mapping=[0, 0])
+    with pytest.raises(ValueError, match=r"However, dense.* has not been assigned to one"):
+        partly.build((4, 3))
+    partly = Partly(None)
+    partly.set_pipelining_options(gradient_accumulation_steps_per_replica=2)
+    partly.compile("sgd", "mse", steps_per_execution=2)
+    with pytest.raises(ValueError, match=r"However, dense.* has not been assigned to one"):
+        partly.predict(POINTS, batch_size=4, verbose=0)

@@ -58,6 +58,8 @@ def replace_method(owner: type, name: str, function: Replacement) -> None:
     call.__name__, call.__doc__ = name, plain.__doc__
     # Loops of Python are turned into loops of the graph in what programs write, not in Keras' own methods.
     call.__module__ = plain.__module__
+    if getattr(plain, "_is_default", False):  # Keras asks whether a class has a method of its own.
+        call._is_default = True  # type: ignore[attr-defined]
     setattr(owner, name, call)
 
 

@@ -35,7 +35,7 @@ from podrun.tensorflow.keras.reported_values import (
     held_back,
     reported,
 )
-from podrun.tensorflow.keras.stage_assignment import entry_stages
+from podrun.tensorflow.keras.stage_assignment import check_scopes, entry_stages
 from podrun.tensorflow.keras.stage_tracing import (
     check_shared_layers,
     checked_mapping,
@@ -251,6 +251,8 @@ class ModelProgram:
             with accumulating(self.model, accumulation if self.kind == "train" else None):
                 template = trace(graph, step, [], convert=True)
         if stages:
+            if assignment is None:
+                check_scopes(self.model)
             self._shape(graph, sorted(stages))
             if self.kind == "train":
                 warn_of_moving_statistics(self.model)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from podrun.tensorflow.keras.accumulating_optimizers import REPLACED, Replacement, on_ipu, replace_method
 from podrun.tensorflow.keras.model_options import ReplicatedMetricReductionMethod, options_of
-from podrun.tensorflow.keras.stage_assignment import unassigned_entries
+from podrun.tensorflow.keras.stage_assignment import built_specs, is_built_subclass, unassigned_entries
 from podrun.tensorflow.keras.stage_classes import StageAssignment
 from podrun.tensorflow.keras.stage_tracing import pipeline_assignment
 from podrun.tensorflow.sdk.gradient_accumulation import GradientAccumulationReductionMethod
@@ -130,8 +130,22 @@ def _reconstructed(
     return result
 
 
+def _revived(
+    loader: KerasObjectLoader, plain: Replacement, metadata: Mapping[str, object], node_id: int
+) -> object:
+    """A layer of a SavedModel that its class made again. A class of a program leaves the options out."""
+    model = plain(loader, metadata, node_id)
+    config = metadata.get("config")
+    values = config.get(KEY) if isinstance(config, dict) else None
+    if model is not None and isinstance(values, dict) and on_ipu(model) and is_built_subclass(model):
+        take_options(model, values)
+    return model
+
+
 def _saved(model: Model, plain: Replacement, *args: object, **kwargs: object) -> object:
     """Save a model. RuntimeError for a ``get_config`` of its own that loses the options."""
+    if on_ipu(model) and is_built_subclass(model) and model._saved_model_inputs_spec is None:
+        model._set_save_spec(built_specs(model))
     own = not type(model).get_config.__module__.startswith(("tf_keras.", "keras."))
     if own and on_ipu(model) and _has_options(model) and KEY not in model.get_config():
         raise RuntimeError(
@@ -148,9 +162,10 @@ def install_saving() -> None:
     sequential = importlib.import_module(engine + "sequential").Sequential
     functional = importlib.import_module(engine + "functional").Functional
     loader = importlib.import_module("tf_keras.src.saving.legacy.saved_model.load").KerasObjectLoader
-    for owner in (sequential, functional):
+    for owner in (sequential, functional, model):
         replace_method(owner, "get_config", _config)
     for owner in (sequential, model):
         _from_config(owner)
     replace_method(loader, "_reconstruct_model", _reconstructed)
+    replace_method(loader, "_revive_layer_or_model_from_config", _revived)
     replace_method(model, "save", _saved)

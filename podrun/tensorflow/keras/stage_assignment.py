@@ -76,6 +76,13 @@ def _in_order(inputs: Sequence[object], by_depth: Mapping[int, Sequence[Node]]) 
     return nodes
 
 
+def built_specs(model: Model) -> object:
+    """Specs of the inputs of the shapes with which a subclass was built."""
+    shape = model._build_input_shape
+    specs = [tf.TensorSpec(s, model.compute_dtype) for s in (shape if isinstance(shape, list) else [shape])]
+    return specs if isinstance(shape, list) else specs[0]
+
+
 def _symbolic_inputs(model: Model) -> object:
     """Symbolic inputs of the shapes with which a subclass of ``Model`` was built."""
     keras = importlib.import_module("tf_keras")
@@ -86,10 +93,7 @@ def _symbolic_inputs(model: Model) -> object:
             f"Cannot get pipeline stage assignments for model `{model.name}` which has not been built yet, so that its "
             "layers are not known: call `build` with the shape of its inputs first."
         )
-    if specs is None:
-        shapes = shape if isinstance(shape, list) else [shape]
-        specs = [tf.TensorSpec(s, model.compute_dtype) for s in shapes]
-        specs = specs if isinstance(shape, list) else specs[0]
+    specs = built_specs(model) if specs is None else specs
     symbols: object = tf.nest.map_structure(
         lambda s: keras.Input(shape=s.shape[1:], batch_size=s.shape[0], dtype=s.dtype), specs
     )
@@ -267,10 +271,10 @@ def _check_entries(model: Model, assignment: Sequence[object]) -> None:
                 f"{model.name} must be an instance of `{wanted}`. Instead the assignment was of type "
                 f"{type(entry).__name__}."
             )
-        if entry.called is not layer:
+        if entry.called is not layer or getattr(entry, "node_index", 0) != node_index(node):
             raise ValueError(
                 "The order of `pipeline_stage_assignment` does not match the post-order generated from the graph "
-                f"({entry.called.name} != {layer.name})."
+                f"({entry.called.name} != {layer.name}, or another call of it)."
             )
         if nested and not is_sequential(layer):
             _check_entries(layer, getattr(entry, "pipeline_stage_assignments", []))
@@ -315,8 +319,22 @@ def _check_order(
     return [stages.get(str(id(t)), 0) for t in tf.nest.flatten(model.outputs)]
 
 
+def is_built_subclass(model: Model) -> bool:
+    """Whether a model is a subclass of ``Model`` whose layers are known."""
+    spec = getattr(model, "_saved_model_inputs_spec", None)
+    known = spec is not None or getattr(model, "_build_input_shape", None) is not None
+    return known and not is_sequential(model) and not is_functional(model)
+
+
+def has_scopes(model: Model) -> bool:
+    """Whether layers of a model are in scopes of stages, which the program has not taken away."""
+    if options_of(model).assignment_reset:
+        return False
+    return any(stage is not None for stage in entry_stages(list(_entries(model, None, scopes=True))))
+
+
 def check_scopes(model: Model) -> None:
-    """ValueError if only some layers of a functional model are in scopes of stages, or in an order that cannot be."""
+    """ValueError if only some layers of a model are in scopes of stages, or in an order that cannot be."""
     assignment = list(_entries(model, None, scopes=True))
     stages = entry_stages(assignment)
     if all(stage is None for stage in stages):

@@ -13,6 +13,8 @@ from podrun.tensorflow.keras.stage_assignment import (
     assignment_of,
     calls_of,
     checked_assignment,
+    has_scopes,
+    is_built_subclass,
     is_functional,
     is_sequential,
     node_index,
@@ -60,7 +62,7 @@ class StageExtension:
         return pipeline_assignment(self) is not None
 
     def _is_pipelined(self) -> bool:
-        return pipeline_assignment(self) is not None
+        return pipeline_assignment(self) is not None or (is_built_subclass(self) and has_scopes(self))
 
 
 class _Extended(type):

@@ -20,6 +20,7 @@ from podrun.tensorflow.keras.stage_assignment import (
     calls_of,
     check_scopes,
     entry_stages,
+    is_built_subclass,
     is_functional,
     is_sequential,
     layer_entries,
@@ -195,6 +196,16 @@ def _graph_made(model: Model, plain: Callable[..., object], *args: object, **kwa
         check_scopes(model)
 
 
+def _built(model: Model, plain: Callable[..., object], *args: object, **kwargs: object) -> object:
+    """Build a model, and check the stages of one that is to be a pipeline and whose code calls its layers."""
+    result = plain(model, *args, **kwargs)
+    options = options_of(model)
+    pipelined = options.device_mapping is not None or options.pipeline_steps is not None
+    if pipelined and on_ipu(model) and is_built_subclass(model) and options.assignment is None:
+        check_scopes(model)
+    return result
+
+
 def _layers_changed(model: Model, plain: Callable[..., object], *args: object, **kwargs: object) -> object:
     result = plain(model, *args, **kwargs)
     options = options_of(model)
@@ -206,6 +217,7 @@ _METHODS = (
     ("base_layer", "Layer", {"__call__": _called, "_init_set_name": _layer_named}),
     ("node", "Node", {"__init__": _node_made, "map_arguments": _noted}),
     ("functional", "Functional", {"_init_graph_network": _graph_made}),
+    ("training", "Model", {"build": _built}),
     ("sequential", "Sequential", {"add": _layers_changed, "pop": _layers_changed}),
 )
 """Module of Keras' engine, class, and its methods with what stands for them."""
