@@ -223,7 +223,20 @@ class FedData(StepData):
         return list(self.elements[0]) if self.elements else []
 
     def fetch(self, tensor: StepTensor) -> np.ndarray:
-        return np.stack([element[tensor.name] for element in self.elements]).reshape(tensor.layout)
+        return _stacked([element[tensor.name] for element in self.elements]).reshape(tensor.layout)
 
     def store(self, tensor: StepTensor, value: np.ndarray) -> None:
         self.results(tensor.name, value)
+
+
+_ALIGNMENT = 64
+"""Bytes. Machines of this process read what begins at a multiple of them without a copy."""
+
+
+def _stacked(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Arrays of one shape and type as rows of one that is aligned."""
+    size = sum(part.nbytes for part in parts)
+    raw = np.empty(size + _ALIGNMENT, np.uint8)
+    skip = -raw.ctypes.data % _ALIGNMENT
+    whole = raw[skip : skip + size].view(parts[0].dtype).reshape(len(parts), *parts[0].shape)
+    return np.stack(parts, out=whole)

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from podrun.core.errors import CallError, DeadlineError, UnsupportedError, UsageError
-from podrun.core.executable import Retrieval
-from podrun.runtime.feeds import DataFeed, FeedEndedError
-from podrun.runtime.settings import Returned, RunSettings
+from podrun.core.executable import Retrieval, TensorSpec
+from podrun.runtime.feeds import DataFeed, FedData, FeedEndedError
+from podrun.runtime.settings import Returned, RunSettings, StepTensor
 from tests.runtime.tiny import Descent, Network, TinySession, data
 from tests.runtime.tiny_steps import with_own_step
 
@@ -255,3 +255,16 @@ def test_an_iterator_that_waits_too_long_is_named() -> None:
 def test_a_feed_draws_at_least_one_element_ahead() -> None:
     with pytest.raises(UsageError, match="at least 1"):
         DataFeed([], ahead=0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int32", "bool"])
+@pytest.mark.parametrize("shape", [(), (3, 5)])
+def test_elements_are_put_together_where_machines_read_them_without_a_copy(
+    dtype: str, shape: tuple[int, ...]
+) -> None:
+    generator = np.random.default_rng(1)
+    elements = [{"x": generator.integers(0, 2, shape).astype(dtype)} for _ in range(6)]
+    tensor = StepTensor("x", TensorSpec("x", dtype, shape), (6, *shape), str)
+    together = FedData(elements, lambda name, value: None).fetch(tensor)
+    assert together.ctypes.data % 64 == 0
+    np.testing.assert_array_equal(together, np.stack([element["x"] for element in elements]))
