@@ -149,6 +149,7 @@ class SdkFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
                 module.__dict__.update(
                     ipu_replication_normalise=source.ipu_replication_normalise,
                     ipu_stateful_gradient_accumulate=state.ipu_stateful_gradient_accumulate,
+                    ipu_stateful_gradient_accumulate_with_momentum=state.ipu_stateful_gradient_accumulate_with_momentum,
                     ipu_clear_all_xla_compilation_caches=importlib.import_module(
                         _SDK + "cases_of_tests"
                     ).clear_compiled_programs,
@@ -228,7 +229,8 @@ def _give_back_names() -> None:
         for name, place in names.items():
             source, _, own = place.partition(":")
             if not hasattr(loaded, name):
-                setattr(loaded, name, getattr(importlib.import_module(f"tensorflow.python.{source}"), own))
+                place_now = importlib.import_module(f"tensorflow.python.{source}")
+                setattr(loaded, name, getattr(place_now, own) if own else place_now)
     variables = importlib.import_module("tensorflow.python.ops.resource_variable_ops")
     variables.BaseResourceVariable.initialized_value = _initialized_value
 

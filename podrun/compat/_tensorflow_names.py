@@ -145,6 +145,14 @@ MOVED_NAMES = {
     },
     "ops.variables": {"VariableV1": "ops.variable_v1:VariableV1", "RefVariable": "ops.ref_variable:RefVariable"},
     "ops.array_ops": {"stack": "ops.array_ops_stack:stack", "unstack": "ops.array_ops_stack:unstack"},
+    "ops.nn": {
+        "rnn_cell": "ops.rnn_cell:",
+        "dynamic_rnn": "ops.rnn:dynamic_rnn",
+        "static_rnn": "ops.rnn:static_rnn",
+        "bidirectional_dynamic_rnn": "ops.rnn:bidirectional_dynamic_rnn",
+        "raw_rnn": "ops.rnn:raw_rnn",
+    },
+    "ops": {"device": "framework.ops:device", "Graph": "framework.ops:Graph"},
     "ops.functional_ops": {"map_fn": "ops.map_fn:map_fn"},
     "framework.graph_util": {
         "convert_variables_to_constants": "framework.convert_to_constants:convert_variables_to_constants",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import os
@@ -126,3 +127,78 @@ def test_unknown_engine_options_are_refused_in_the_words_of_the_library(tf: Any,
         pytest.raises(tf.errors.InternalError, match="invalid_option: Unrecognised option 'some_option'"),
     ):
         session.run(total, {x: np.zeros(4)})
+
+
+def test_initial_values_are_not_computed_on_an_ipu_that_is_never_attached(tf: Any, ipu: Any) -> None:
+    config = ipu.config.IPUConfig()
+    config.device_connection.type = ipu.config.DeviceConnectionType.NEVER
+    config.device_connection.version = "ipu2"
+    config.configure_ipu_system()
+    with ipu.scopes.ipu_scope(DEVICE):
+        tf.get_variable("w", [2, 2])
+    with tf.Session() as session:
+        with pytest.raises(tf.errors.InvalidArgumentError, match="configured for compilation only"):
+            session.run(tf.global_variables_initializer())
+        ipu.utils.move_variable_initialization_to_cpu()
+        session.run(tf.global_variables_initializer())
+
+
+def test_loops_that_place_their_bodies_and_results_without_elements(tf: Any, ipu: Any) -> None:
+    """A program needs no scope around it whose loop has one; ``top_k`` of none gives tensors without elements."""
+
+    def body(value: Any) -> Any:
+        with ipu.scopes.ipu_scope(DEVICE):
+            return value + 1.0
+
+    looped = ipu.ipu_compiler.compile(lambda value: ipu.loops.repeat(3, body, [value]), [2.0])
+    with tf.device(DEVICE):
+        x, count = tf.placeholder(tf.float32, [2, 3]), tf.placeholder(tf.int32, [])
+        values, places = tf.nn.top_k(x, count)
+    with tf.Session() as session:
+        assert session.run(looped) == [5.0]
+        for k in (0, 2):
+            own = session.run([values, places], {x: [[1, 3, 2], [6, 4, 5]], count: k})
+            assert [r.tolist() for r in own] == [[[3, 2][:k], [6, 5][:k]], [[1, 2][:k], [0, 2][:k]]]
+
+
+def test_what_the_host_prints_in_the_middle_of_a_program(
+    tf: Any, ipu: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def net(x: Any) -> Any:
+        y = x * x
+        with ipu.scopes.outside_compilation_scope():
+            tf.print("square", y)
+        return y
+
+    x = tf.placeholder(tf.float32, [])
+    with ipu.scopes.ipu_scope(DEVICE):
+        (result,) = ipu.ipu_compiler.compile(net, [x])
+    with tf.Session() as session:
+        assert session.run(result, {x: 3.0}) == 9.0
+    assert "square 9" in capfd.readouterr().err
+
+
+def test_accumulation_needs_no_initializer(tf: Any, ipu: Any) -> None:
+    """``gen_poputil_ops``: sums of five calls, the second scaled with the first by momentum."""
+    operations = importlib.import_module("tensorflow.compiler.plugin.poplar.ops.gen_poputil_ops")
+    total = tf.get_variable("total", initializer=[0.0], use_resource=True)
+
+    def body(step: Any, x: Any, y: Any) -> Any:
+        one = tf.ones_like(x)
+        x += operations.ipu_stateful_gradient_accumulate(one, num_mini_batches=5, verify_usage=False)
+        y += operations.ipu_stateful_gradient_accumulate_with_momentum(
+            total.handle, one, momentum=0.8, num_mini_batches=5
+        )
+        return step + 1, x, y
+
+    def net(x: Any) -> Any:
+        return tf.while_loop(lambda step, x, y: step < 10, body, (0, x, x))
+
+    with ipu.scopes.ipu_scope(DEVICE):
+        results = ipu.ipu_compiler.compile(net, [tf.constant([10.0])])
+    with tf.Session() as session:
+        session.run(total.initializer)
+        step, x, y = session.run(results)
+        assert (step, x.tolist()) == (10, [20.0])
+        np.testing.assert_allclose(y, [24.0])
+        np.testing.assert_allclose(session.run(total), [9.0])

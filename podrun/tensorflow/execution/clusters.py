@@ -20,9 +20,10 @@ import tensorflow as tf
 
 from podrun.private_apis.tensorflow import symbol
 from podrun.tensorflow.execution.cluster_plans import ClusterPlanner, PlannedCluster, outside_of
+from podrun.tensorflow.execution.device_table import DEVICES
 from podrun.tensorflow.execution.host_pieces import CopiedOperations, HostPiece
 from podrun.tensorflow.execution.host_program import HostProgram
-from podrun.tensorflow.execution.placed_devices import is_placed_graph
+from podrun.tensorflow.execution.placed_devices import is_placed_graph, placed_on
 
 if TYPE_CHECKING:
     from podrun.tensorflow.execution.host_pieces import GraphOperation, GraphTensor
@@ -56,7 +57,7 @@ class SessionCluster:
             return
         handles = {key: value for key, value in known.items() if key.deref().dtype == tf.resource}
         with turn if plan.variables else nullcontext():
-            read = compute([plan.entering[i] for i in plan.variables], handles) if plan.variables else []
+            read = _read_values(compute, [plan.entering[i] for i in plan.variables], handles)
             of_variables = dict(zip(plan.variables, read, strict=True))
             arrays = [
                 _checked(t, of_variables[i] if i in of_variables else known[t.ref()])
@@ -95,6 +96,37 @@ class SessionCluster:
                 assigns.append(assign)
             compute(assigns, {**handles, **feeds})
             waiting = later
+
+
+_ZEROS = "_ipu_starts_with_zeros"
+"""The attribute of variables for which no initializer has to run."""
+
+
+def start_with_zeros(variable: tf.Variable) -> tf.Variable:
+    """The variable, of zeros where its initializer has not run: state of the device, of which programs know nothing."""
+    if not tf.executing_eagerly():
+        variable.handle.op._set_attr(_ZEROS, tf.compat.v1.AttrValue(b=True))
+    return variable
+
+
+def starts_with_zeros(handle: GraphTensor) -> bool:
+    """Whether a variable of a graph is of zeros where its initializer has not run."""
+    return _ZEROS in handle.op.node_def.attr
+
+
+def _read_values(
+    compute: Callable[..., Any], tensors: Sequence[GraphTensor], handles: Mapping[Any, Any]
+) -> list[Any]:
+    """The values of variables that a cluster reads."""
+    alone = [t for t in tensors if t.op.type == "ReadVariableOp" and starts_with_zeros(t.op.inputs[0])]
+    others = [t for t in tensors if all(t is not a for a in alone)]
+    values = dict(zip(map(id, others), compute(others, handles) if others else [], strict=True))
+    for tensor in alone:
+        try:
+            values[id(tensor)] = compute([tensor], handles)[0]
+        except tf.errors.FailedPreconditionError:
+            values[id(tensor)] = np.zeros(tensor.shape.as_list(), _numpy_type(tensor))
+    return [values[id(tensor)] for tensor in tensors]
 
 
 def _numpy_type(tensor: GraphTensor) -> Any:
@@ -141,6 +173,8 @@ class ClusterPlans:
             return plain(session, fetches, feed_dict, *rest)
         tensors, targets = list(handler.fetches()), list(handler.targets())
         plan = self._plan(session, fed, tensors, targets)
+        if DEVICES.connection == "NEVER":
+            _refuse_initializers([*(t.op for t in tensors), *targets])
         if not plan.clusters:
             return plain(session, fetches, feed_dict, *rest)
         known: dict[Any, Any] = {t.ref(): value for t, value in fed}
@@ -175,6 +209,28 @@ class ClusterPlans:
                 if len(self.plans) > _MOST_PLANS:
                     self.plans.pop(next(iter(self.plans)))
             return self.plans[key]
+
+
+def _refuse_initializers(starts: Sequence[GraphOperation]) -> None:
+    """InvalidArgumentError if a run computes the initial value of a variable on an IPU, where none is attached."""
+    waiting, seen = list(starts), set(starts)
+    while waiting:
+        operation = waiting.pop()
+        if operation.type == "AssignVariableOp":
+            handle, value = (t.op for t in operation.inputs)
+            beside = f"loc:@{handle.name}".encode() in value.node_def.attr["_class"].list.s
+            on_ipu = placed_on(value) is not None or (placed_on(handle) is not None and beside)
+            if on_ipu and value.type not in ("Const", "Placeholder"):
+                raise tf.errors.InvalidArgumentError(
+                    None,
+                    operation,
+                    f"The device of '{value.name}' is configured for compilation only, with "
+                    "DeviceConnectionType.NEVER. Initialize variables on the host: call "
+                    "ipu.utils.move_variable_initialization_to_cpu() before the initializer runs.",
+                )
+        before = [*(t.op for t in operation.inputs), *operation.control_inputs]
+        waiting += [o for o in before if o not in seen]
+        seen.update(before)
 
 
 def _fed_tensors(graph: tf.Graph, feed_dict: Any) -> list[tuple[GraphTensor, Any]] | None:

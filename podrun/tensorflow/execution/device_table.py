@@ -164,7 +164,8 @@ class DeviceTable:
             raise tf.errors.InternalError(
                 None,
                 None,
-                f"The number of shards needs to divide the number of IPUs: {whole} shards, {count} IPUs.",
+                f"Trying to compile a graph for an IPU device with {count} IPUs and {whole} shards. The number of "
+                "shards needs to divide the number of IPUs.",
             )
         replicas = count // whole
         total, first = replicas, 0

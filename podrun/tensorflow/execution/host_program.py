@@ -205,8 +205,8 @@ class HostProgram:
         count = getattr(self._source.graph, "accumulation", 1) if self.loop is not None else 1
         if not wrong and iterations % count:
             wrong = (
-                f"Detected a gradient accumulation operation with {count} mini-batches inside a training loop with "
-                f"{iterations} iterations: iterations must be a multiple of mini-batches."
+                f"Detected a gradient accumulation operation with {count} number of mini batches inside a loop with "
+                f"{iterations} iterations. The number of iterations must be a multiple of the mini-batches."
             )
         if wrong:
             raise tf.errors.FailedPreconditionError(None, None, wrong)

@@ -17,6 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from podrun.private_apis.tensorflow import private_module
+from podrun.tensorflow.capture.markers import REFERENCES, marked
 
 _IPU = re.compile(r"device:IPU:(\d+)", re.IGNORECASE)
 _NAME = "_ipu_device"
@@ -53,8 +54,14 @@ def is_placed_graph(graph: tf.Graph) -> bool:
 
 def placed_inside(graph: tf.Graph) -> int | None:
     """The number of the IPU device on which the operations of a function's graph lie; None if none lies on one."""
-    numbers = (placed_on(operation) for operation in graph.get_operations())
-    return next((number for number in numbers if number is not None), None)
+    for operation in graph.get_operations():
+        marker = marked(operation) or {}
+        number = placed_on(operation)
+        if number is None and "loop" in marker:
+            number = placed_inside(REFERENCES[marker["loop"]].body_graph)
+        if number is not None:
+            return number
+    return None
 
 
 def name_device(value: tf.Tensor, ordinal: int) -> tf.Tensor:

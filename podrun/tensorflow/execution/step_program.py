@@ -185,7 +185,7 @@ class StepProgram:
 
         def store(name: str, value: np.ndarray) -> None:
             if name in self.step.results:
-                self.rows[name] = value.reshape(-1, *parts.model.built.infos[name].shape)
+                self.rows[name] = rows_of_replicas(value, parts.model.built.infos[name].shape)
                 results[name] = self.rows[name][0]
             else:
                 shape = (-1, self.settings.local_replicas, *parts.model.built.infos[name].shape)
@@ -363,6 +363,11 @@ class StepProgram:
                 value = value[0]
             self._on_device[key] = np.ascontiguousarray(value).reshape(spec.shape)
         return {key: _not_taken_over(self._on_device[key]) for key in names}
+
+
+def rows_of_replicas(value: np.ndarray, shape: Sequence[int]) -> np.ndarray:
+    """A result as an array with a row of ``shape`` for each replica; empty results have one row."""
+    return value.reshape(-1 if value.size else 1, *shape)
 
 
 def _same_bits(one: np.ndarray, other: np.ndarray) -> bool:

@@ -11,6 +11,7 @@ from podrun.tensorflow.capture.program_graphs import (
     FunctionGraph,
     IpuGraph,
     check_host_free,
+    host_scope,
     parameter,
     takes,
     trace,
@@ -51,6 +52,7 @@ def _compiled(outer: tf.Graph, computation: Callable[..., Any], inputs: Any) -> 
     results = [tf.convert_to_tensor(r) if not isinstance(r, tf.Operation) else r for r in _in(graph, flat)]
     tensors = [r for r in results if isinstance(r, tf.Tensor)]
     effects = [*(r for r in results if isinstance(r, tf.Operation)), *graph.control_outputs]
+    effects += [o for o in graph.get_operations() if o.type == "PrintV2" and host_scope(o) is not None]
     if ordinal is None:
         ordinal = placed_inside(graph)
         graph.ordinal = ordinal or 0

@@ -16,7 +16,24 @@ from podrun.tensorflow.sdk.config import reset_ipu_configuration as reset_ipu_co
 
 
 def move_variable_initialization_to_cpu(graph: tf.Graph | None = None) -> None:
-    """Nothing: initialisers are on the host already."""
+    """Place on the host what computes the initial values of a graph's variables. The host computes them in any case;
+    this says so to `DeviceConnectionType.NEVER`, which refuses those of an IPU. In eager mode there are none.
+    """
+    if graph is None and tf.executing_eagerly():
+        return
+    chosen = graph or tf.compat.v1.get_default_graph()
+    nowhere = tf.compat.v1.AttrValue(list=tf.compat.v1.AttrValue.ListValue())
+    variables = chosen.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES)
+    initializers = [v.initializer for v in variables if v.initializer is not None]
+    waiting = [o.inputs[1].op for o in initializers if len(o.inputs) > 1]
+    seen = set(waiting)
+    while waiting:
+        operation = waiting.pop()
+        operation._set_device("/device:CPU:0")
+        operation._set_attr("_class", nowhere)
+        before = [t.op for t in operation.inputs if t.dtype != tf.resource and t.op not in seen]
+        waiting += before
+        seen.update(before)
 
 
 def reset_ipu_seed(
