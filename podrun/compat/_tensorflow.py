@@ -166,7 +166,11 @@ class SdkFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             module.__getattr__ = _operations_module  # type: ignore[method-assign]
             return module
         key = key.removeprefix("ops.")
-        if key.startswith("optimizers.") and key.partition(".")[2] in OPTIMIZER_MODULES:
+        if key.removesuffix("_grad") in MODULES and key.endswith("_grad"):
+            return types.ModuleType(
+                name
+            )  # Its import registers gradients in the SDK; ours are there already.
+        if key.removeprefix("optimizers.") in OPTIMIZER_MODULES and key not in MODULES:
             key = "optimizers"
         if key in REFUSED:
             raise ModuleNotFoundError(f"podrun does not have {name}: {REFUSED[key]}", name=name)

@@ -46,6 +46,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "distributed": ("host_collectives",),
     "distributed.host_collective_ops": ("host_collectives",),
     "distributed.popdist_strategy": ("popdist_strategy",),
+    "ipu_multi_worker_strategy": ("popdist_strategy",),
     "horovod.popdist_strategy": ("popdist_strategy",),
     "horovod.ipu_horovod_strategy": ("popdist_strategy",),
     "horovod.ipu_multi_replica_strategy": ("popdist_strategy",),
@@ -95,6 +96,10 @@ NAMES: dict[str, dict[str, str]] = {
     },
     "normalization_ops": {"group_norm": "ipu_group_norm", "layer_norm": "ipu_layer_norm"},
     "functional_ops": {"function": "outlined_function"},
+    "ipu_multi_worker_strategy": {
+        "IPUMultiWorkerStrategy": "RefusedMultiWorkerStrategy",
+        "IPUMultiWorkerStrategyV1": "RefusedMultiWorkerStrategy",
+    },
     "horovod.ipu_horovod_strategy": {
         "IPUHorovodStrategy": "PopDistStrategy",
         "IPUHorovodStrategyV1": "PopDistStrategy",
@@ -154,6 +159,15 @@ MOVED_NAMES = {
     },
     "ops": {"device": "framework.ops:device", "Graph": "framework.ops:Graph"},
     "ops.functional_ops": {"map_fn": "ops.map_fn:map_fn"},
+    "feature_column": {
+        name: f"feature_column.feature_column_v2:{name}"
+        for name in (
+            "bucketized_column", "categorical_column_with_hash_bucket", "categorical_column_with_identity",
+            "categorical_column_with_vocabulary_file", "categorical_column_with_vocabulary_list", "crossed_column",
+            "embedding_column", "indicator_column", "numeric_column",
+            "weighted_categorical_column",
+        )
+    },
     "framework.graph_util": {
         "convert_variables_to_constants": "framework.convert_to_constants:convert_variables_to_constants",
     },
@@ -169,7 +183,6 @@ MOVED_NAMES = {
 REFUSED = {
     "vertex_edsl": "codelet expressions; write the expression with TensorFlow's operations",
     "popfloat_cast_to_gfloat": "popfloat; use float16 or float32",
-    "ipu_multi_worker_strategy": "IPUMultiWorkerStrategy; use PopDistStrategy or podrun --num-instances",
     "autoshard": "automatic sharding; use scopes.ipu_shard",
     "sharding_utils": "automatic sharding; use scopes.ipu_shard",
     "dataset_extractor": "files for the Poplar executable runner; use tf.data",

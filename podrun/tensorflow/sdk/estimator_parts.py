@@ -22,6 +22,10 @@ HostCall = tuple[Callable[..., Any], Sequence[tf.Tensor] | Mapping[str, tf.Tenso
 """A function of the host, and the tensors of the program that it gets."""
 
 
+LOSS_METRIC_KEY = "loss"
+"""The name of the loss among the values of an evaluation."""
+
+
 class ModeKeys:
     """What a model function is called for."""
 
@@ -60,6 +64,8 @@ def check_mode(mode: str, loss: object, train_op: object) -> None:
         raise ValueError("Missing train_op.")
     if mode in (ModeKeys.TRAIN, ModeKeys.EVAL) and loss is None:
         raise ValueError("Missing loss.")
+    if isinstance(loss, tf.Tensor) and loss.shape.num_elements() not in (None, 1):
+        raise ValueError(f"Loss must be scalar, given: {loss}")
 
 
 class EstimatorRunConfig:
@@ -121,6 +127,12 @@ def called_with(function: Callable[..., Any], *args: Any, **named: Any) -> Any:
     return function(*args, **{n: v for n, v in named.items() if every or n in taken})
 
 
+def check_elements(structure: object, mode: str) -> None:
+    """ValueError for elements of a dataset that are a tuple of another length than two."""
+    if mode != ModeKeys.PREDICT and isinstance(structure, (list, tuple)) and len(structure) != 2:
+        raise ValueError("input_fn should return (features, labels) as a len 2 tuple.")
+
+
 def takes_argument(function: Callable[..., Any], name: str) -> bool:
     """Whether a function has a parameter of that name."""
     return name in inspect.signature(function).parameters
@@ -150,6 +162,40 @@ class StartHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     def after_create_session(self, session: tf.compat.v1.Session, coord: tf.train.Coordinator) -> None:
         """Run the operations in the new session."""
         session.run(self._operations)
+
+
+class StepsHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+    """Lets the global step grow by ``steps`` after each call. ``first``: the step when the session was made."""
+
+    def __init__(self, step: tf.Variable, steps: int) -> None:
+        super().__init__()
+        self._step, self._grown = step, step.assign_add(steps, read_value=False) if steps else tf.no_op()
+        self.first = 0
+
+    def after_create_session(self, session: tf.compat.v1.Session, coord: tf.train.Coordinator) -> None:
+        """Note the step."""
+        self.first = int(session.run(self._step))
+
+    def after_run(
+        self,
+        run_context: tf.compat.v1.train.SessionRunContext,
+        run_values: tf.compat.v1.train.SessionRunValues,
+    ) -> None:
+        """Count the call."""
+        run_context.session.run(self._grown)
+
+
+class EndHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+    """Reads tensors when a session ends, without a run that other hooks would see."""
+
+    def __init__(self, fetched: Mapping[str, tf.Tensor]) -> None:
+        super().__init__()
+        self._fetched = dict(fetched)
+        self.values: dict[str, Any] = {}
+
+    def end(self, session: tf.compat.v1.Session) -> None:
+        """Read them."""
+        self.values = session.run(self._fetched)
 
 
 class StopHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]

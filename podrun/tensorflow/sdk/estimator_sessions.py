@@ -14,14 +14,17 @@ import numpy as np
 import tensorflow as tf
 
 from podrun.tensorflow.sdk.estimator_parts import (
+    EndHook,
     EstimatorRunConfig,
     Hooks,
     ModeKeys,
     SessionPlan,
     StartHook,
+    StepsHook,
     StopHook,
     WarmStart,
     called_with,
+    check_elements,
     takes_argument,
 )
 
@@ -71,6 +74,17 @@ class BaseEstimator:
             raise ValueError(f"Could not find trained model in model_dir: {self.model_dir}.")
         return chosen
 
+    def _found_checkpoint(self, path: str | None, purpose: str) -> str | None:
+        """A checkpoint to start from; None, with a line in the log, if the folder has none."""
+        chosen = path or self.latest_checkpoint()
+        if chosen is None:
+            text = "Could not find trained model in model_dir: %s, running initialization to %s."
+            _v1.logging.info(text, self.model_dir, purpose)
+        return chosen
+
+    counts_evaluation = False
+    """Whether the global step grows while a model is evaluated."""
+
     def _plan(self, mode: str, input_fn: Callable[..., Any], steps: int | None) -> SessionPlan:
         raise NotImplementedError
 
@@ -94,8 +108,9 @@ class BaseEstimator:
             steps = max_steps - done
         with tf.Graph().as_default():
             _v1.set_random_seed(self.config.tf_random_seed)
-            step = _v1.train.get_or_create_global_step()
+            step = _global_step()
             plan = self._plan(ModeKeys.TRAIN, input_fn, steps)
+            _v1.summary.scalar("loss", plan.step["loss"])
             self._warm_up()
             with tf.control_dependencies([plan.step["train"]]):
                 advance = step.assign_add(plan.steps, read_value=False)
@@ -108,9 +123,9 @@ class BaseEstimator:
                 chief_only_hooks=self._saving(saving_listeners, plan.steps),
                 save_checkpoint_secs=None,
                 save_checkpoint_steps=None,
-                save_summaries_steps=None,
+                save_summaries_steps=self.config.save_summary_steps,
                 save_summaries_secs=None,
-                log_step_count_steps=None,
+                log_step_count_steps=self.config.log_step_count_steps,
                 config=self.config.session_config,
             ) as session:
                 loss = None
@@ -146,8 +161,8 @@ class BaseEstimator:
         source = getattr(self._warm_start, "ckpt_to_initialize_from", self._warm_start)
         path = tf.train.latest_checkpoint(source) if os.path.isdir(source) else source
         there = {name for name, _ in tf.train.list_variables(path)} - {"global_step"}
-        names = [v.op.name for v in _v1.global_variables() if v.op.name in there]
-        _v1.train.init_from_checkpoint(path, {name: name for name in names})
+        started = {v.op.name: v for v in _v1.global_variables() if v.op.name in there}
+        _v1.train.init_from_checkpoint(path, started)
 
     # --- Evaluation and prediction ----------------------------------------------------------------------------------
 
@@ -159,25 +174,29 @@ class BaseEstimator:
         checkpoint_path: str | None = None,
         name: str | None = None,
     ) -> dict[str, Any]:
-        """The mean loss, the metrics and the step of a checkpoint. Without ``steps`` until the data end."""
-        path = self._checkpoint(checkpoint_path)
+        """The mean loss, the metrics and the step of a checkpoint, or of variables that are initialized where there is
+        none. Without ``steps`` until the data end.
+        """
+        path = self._found_checkpoint(checkpoint_path, "evaluate")
         with tf.Graph().as_default():
             _v1.set_random_seed(self.config.tf_random_seed)
-            _v1.train.get_or_create_global_step()
+            step = _global_step()
             plan = self._plan(ModeKeys.EVAL, input_fn, steps)
+            counted = StepsHook(step, plan.steps if self.counts_evaluation else 0)
+            ended = EndHook(plan.fetched)
             losses: list[np.ndarray] = []
             values: dict[str, np.ndarray] = {}
             calls = None if steps is None else steps // plan.steps
-            with self._session(path, plan, hooks) as session:
+            with self._session(path, plan, [*(hooks or ()), counted, ended]) as session:
                 while calls is None or len(losses) < calls:
                     try:
                         outcome = session.run(plan.step)
                         losses.append(outcome["loss"])
-                        values = outcome["values"] | session.run(dict(plan.fetched))
+                        values = outcome["values"]
                     except tf.errors.OutOfRangeError:
                         break
-                step = int(session.run(_v1.train.get_global_step()))
-        return {**values, "loss": np.float32(np.mean(losses)), "global_step": step}
+        loss = np.float32(np.mean(losses))
+        return {**values, **ended.values, "loss": loss, "global_step": counted.first}
 
     def predict(
         self,
@@ -188,12 +207,14 @@ class BaseEstimator:
         yield_single_examples: bool = True,
         num_predictions: int | None = None,
     ) -> Iterator[Any]:
-        """The predictions, example by example, or batch by batch."""
-        path = self._checkpoint(checkpoint_path)
+        """The predictions, example by example, or batch by batch: of a checkpoint, or of variables that are initialized
+        where there is none.
+        """
+        path = self._found_checkpoint(checkpoint_path, "predict")
         count = 0
         with tf.Graph().as_default():
             _v1.set_random_seed(self.config.tf_random_seed)
-            _v1.train.get_or_create_global_step()
+            _global_step()
             plan = self._plan(ModeKeys.PREDICT, input_fn, num_predictions)
             with self._session(path, plan, hooks) as session:
                 while True:
@@ -208,7 +229,7 @@ class BaseEstimator:
                             return
 
     def _session(
-        self, path: str, plan: SessionPlan, hooks: Hooks | None
+        self, path: str | None, plan: SessionPlan, hooks: Hooks | None
     ) -> tf.compat.v1.train.MonitoredSession:
         scaffold = _v1.train.Scaffold()
         return _v1.train.MonitoredSession(
@@ -217,6 +238,12 @@ class BaseEstimator:
             ),
             hooks=[StartHook(plan.first), *plan.hooks, *(hooks or ())],
         )
+
+
+def _global_step() -> tf.Variable:
+    """The graph's global step: a resource on the host, which programs may read."""
+    with _v1.variable_scope(_v1.get_variable_scope(), use_resource=True), tf.device("/device:CPU:0"):
+        return _v1.train.get_or_create_global_step()
 
 
 def _examples(
@@ -247,21 +274,27 @@ class HostEstimator(BaseEstimator):
         data = called_with(input_fn, params=self._params, config=self.config, mode=mode)
         first: list[tf.Operation] = []
         if isinstance(data, tf.data.Dataset):
+            check_elements(data.element_spec, mode)
             iterator = _v1.data.make_initializable_iterator(data)
             first, data = [iterator.initializer], iterator.get_next()
         features, labels = data if isinstance(data, tuple) and len(data) == 2 else (data, None)
+        if mode == ModeKeys.PREDICT:
+            features, labels = (data[0] if isinstance(data, tuple) else data), None
+        elif labels is not None and not takes_argument(self._model_fn, "labels"):
+            raise ValueError("model_fn does not take labels, but input_fn returns labels.")
         named = {"mode": mode, "params": self._params, "config": self.config}
         named |= {"labels": labels} if takes_argument(self._model_fn, "labels") else {}
         spec = called_with(self._model_fn, features, **named)
+        loss = None if spec.loss is None else tf.reshape(spec.loss, [])
         if mode == ModeKeys.TRAIN:
             hooks = tuple(spec.training_hooks or ())
             # The model's own operation counts the steps.
-            return SessionPlan({"train": spec.train_op, "loss": spec.loss}, first, hooks, 0)
+            return SessionPlan({"train": spec.train_op, "loss": loss}, first, hooks, 0)
         if mode == ModeKeys.EVAL:
             metrics = spec.eval_metric_ops or {}
             updates = [update for _, update in metrics.values()]
             values = {key: value for key, (value, _) in metrics.items()}
-            step = {"loss": spec.loss, "values": {}, "updates": updates}
-            return SessionPlan(step, first, tuple(spec.evaluation_hooks or ()), 1, values)
+            fetched: dict[str, Any] = {"loss": loss, "values": {}, "updates": updates}
+            return SessionPlan(fetched, first, tuple(spec.evaluation_hooks or ()), 1, values)
         predictions = tf.nest.map_structure(lambda t: t[None], spec.predictions)
         return SessionPlan({"predictions": predictions}, first, tuple(spec.prediction_hooks or ()))

@@ -24,6 +24,7 @@ from podrun.tensorflow.sdk.estimator_parts import (
     SessionPlan,
     WarmStart,
     called_with,
+    check_elements,
     check_mode,
     takes_argument,
 )
@@ -56,14 +57,22 @@ class IPUEstimatorSpec:
         check_mode(self.mode, self.loss, self.train_op)
         for name in ("host_call", "eval_metrics"):
             value = getattr(self, name)
-            if value is not None and not (isinstance(value, tuple) and callable(value[0])):
-                raise ValueError(f"{name} must be a tuple of a function and its tensors.")
+            if value is None:
+                continue
+            if not isinstance(value, tuple) or len(value) != 2 or not callable(value[0]):
+                raise ValueError(f"`{name}` must be a tuple of a function and its tensors")
+            allowed, kinds = (
+                ((list, tuple, dict), "list or dict") if name == "eval_metrics" else ((list, tuple), "list")
+            )
+            if not isinstance(value[1], allowed):
+                raise TypeError(f"second element in `{name}` must be a {kinds}, not {type(value[1])}")
 
 
 class IPUBaseEstimator(BaseEstimator):
     """What estimators for IPUs share: the dataset, the queues, the program of a call."""
 
     config_class = RunConfig
+    counts_evaluation = True
 
     def __init__(
         self,
@@ -73,7 +82,7 @@ class IPUBaseEstimator(BaseEstimator):
         params: Mapping[str, Any] | None = None,
         warm_start_from: WarmStart = None,
     ) -> None:
-        if config is not None and not isinstance(config, RunConfig):
+        if not isinstance(config, RunConfig):
             raise ValueError("`config` must be provided with type `ipu_run_config.RunConfig`")
         super().__init__(model_fn, model_dir, config, params, warm_start_from)
 
@@ -89,9 +98,8 @@ class IPUBaseEstimator(BaseEstimator):
             )
 
     def train(self, *args: Any, **kwargs: Any) -> BaseEstimator:
-        """Train. ValueError for steps that are no multiple of ``iterations_per_loop``."""
-        for name, place in (("steps", 2), ("max_steps", 3)):
-            self._checked_steps(kwargs.get(name, args[place] if len(args) > place else None))
+        """Train. ValueError for steps that are no multiple of ``iterations_per_loop``; ``max_steps`` is rounded up."""
+        self._checked_steps(kwargs.get("steps", args[2] if len(args) > 2 else None))
         return super().train(*args, **kwargs)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -101,12 +109,13 @@ class IPUBaseEstimator(BaseEstimator):
 
     def infeed(self, mode: str, input_fn: Callable[..., Any]) -> IPUInfeedQueue:
         """The queue of the data. ValueError if ``input_fn`` gives no Dataset."""
-        self.config.ipu_run_config.configure()
         with tf.device("cpu"):
             data = called_with(input_fn, params=self._params, config=self.config, mode=mode)
         if not isinstance(data, tf.data.Dataset):
             raise ValueError("input_fn must return Dataset")
+        check_elements(data.element_spec, mode)
         run_config = self.config.ipu_run_config
+        run_config.configure()
         return IPUInfeedQueue(data, run_config.ordinal, run_config.prefetch_depth)
 
     def compiled(self, net: Callable[[], Any]) -> tf.Operation:
@@ -138,24 +147,31 @@ class IPUEstimator(IPUBaseEstimator):
             ModeKeys.EVAL: eval_batch_size,
             ModeKeys.PREDICT: predict_batch_size,
         }
-        if any(self._batch_sizes.values()):
-            if not takes_argument(model_fn, "params"):
-                raise ValueError("model_fn must take the argument `params` when batch sizes are given.")
-            if "batch_size" in self._params:
-                raise ValueError("batch_size is set by the estimator: leave it out of params.")
+        self._sized = any(size is not None for size in self._batch_sizes.values())
+        if self._sized and "batch_size" in self._params:
+            raise ValueError("batch_size cannot be passed in params when a batch size argument is passed")
+        replicas = self.config.ipu_run_config.num_replicas
+        names = ("train_batch_size", "eval_batch_size", "predict_batch_size")
+        for name, size in zip(names, self._batch_sizes.values(), strict=True):
+            if size is not None and size < 1:
+                raise ValueError(f"{name} (got {size}) must be positive")
+            if size is not None and size % replicas:
+                raise ValueError(
+                    f"{name} (got {size}) must be divisible by num_workers * num_replicas (1 * {replicas})"
+                )
 
-    def _set_batch_size(self, mode: str) -> None:
+    def _set_batch_size(self, mode: str, input_fn: Callable[..., Any]) -> None:
         size, replicas = self._batch_sizes[mode], self.config.ipu_run_config.num_replicas
-        if any(self._batch_sizes.values()):
+        if self._sized:
             self._params.pop("batch_size", None)
         if size is None:
             return
-        if size % replicas:
-            raise ValueError(f"batch size {size} must be divisible by the number of replicas {replicas}.")
+        if not takes_argument(input_fn, "params"):
+            raise ValueError("input_fn must have params argument to receive params['batch_size']")
         self._params["batch_size"] = size // replicas
 
     def _plan(self, mode: str, input_fn: Callable[..., Any], steps: int | None) -> SessionPlan:
-        self._set_batch_size(mode)
+        self._set_batch_size(mode, input_fn)
         infeed = self.infeed(mode, input_fn)
         call = _DeviceCall(self, mode)
         outer = self
@@ -165,6 +181,8 @@ class IPUEstimator(IPUBaseEstimator):
 
         with tf.compat.v1.variable_scope(tf.compat.v1.get_variable_scope(), use_resource=True):
             run = self.compiled(net)
+        if mode == ModeKeys.TRAIN:
+            call.check_step_alone()
         if mode == ModeKeys.TRAIN and self.config.ipu_run_config.num_replicas > 1:
             call.check_replicated()
         return call.plan(run, infeed, self.iterations)
@@ -176,6 +194,7 @@ class _DeviceCall:
     def __init__(self, estimator: IPUEstimator, mode: str) -> None:
         self.estimator, self.mode = estimator, mode
         self.losses, self.others = IPUOutfeedQueue(), IPUOutfeedQueue()
+        self.losses.configured = self.others.configured = True
         self.spec: IPUEstimatorSpec
         self.program: FunctionGraph
         """The graph of the body; both are there once it is traced."""
@@ -204,8 +223,8 @@ class _DeviceCall:
         model_fn = self.estimator._model_fn
         named = {"mode": self.mode, "params": self.estimator._params, "config": self.estimator.config}
         if takes_argument(model_fn, "labels"):
-            named["labels"] = labels
-        elif labels is not None:
+            named["labels"] = None if self.mode == ModeKeys.PREDICT else labels
+        elif labels is not None and self.mode != ModeKeys.PREDICT:
             raise ValueError("model_fn does not take labels, but input_fn returns labels.")
         spec: IPUEstimatorSpec = called_with(model_fn, features, **named)
         if not hasattr(spec, "train_op"):
@@ -219,17 +238,31 @@ class _DeviceCall:
             if host_call is None:
                 return None
             if self.estimator.iterations > 1:
-                raise ValueError("host_call is only allowed for iterations_per_loop=1.")
-            return self.others.enqueue(tuple(host_call[1]))
+                raise ValueError("host_call is not allowed for iterations_per_loop > 1")
+            return self.others.enqueue(tuple(host_call[1])) if host_call[1] else None
         metrics, operations = getattr(spec, "eval_metrics", None), spec.eval_metric_ops or {}
-        if (metrics is None) == (spec.eval_metric_ops is None):
-            raise ValueError("EstimatorSpec must contain exactly one of eval_metrics and eval_metric_ops.")
+        if not metrics and not operations:
+            raise ValueError(
+                "EstimatorSpec must contain either eval_metric_ops or eval_metrics when evaluating"
+            )
+        if metrics and operations:
+            raise ValueError("EstimatorSpec cannot contain both eval_metric_ops and eval_metrics")
         if metrics is not None:
             return self.others.enqueue(
                 dict(metrics[1]) if isinstance(metrics[1], dict) else tuple(metrics[1])
             )
         updates = {key: tf.identity(update) for key, (_, update) in operations.items()}
         return self.others.enqueue(updates)
+
+    def check_step_alone(self) -> None:
+        """ValueError if the model itself lets the global step grow, which is the estimator's."""
+        handle = tf.compat.v1.train.get_global_step().handle
+        for operation in self.program.get_operations():
+            if operation.type == "AssignAddVariableOp" and _outside(operation.inputs[0]) is handle:
+                raise ValueError(
+                    "Illegal increment of the `global_step` variable in the `model_fn`: the estimator lets it grow. "
+                    "Leave the step out of `Optimizer.minimize()`."
+                )
 
     def check_replicated(self) -> None:
         """ValueError unless the model reduces something over the replicas."""
@@ -274,8 +307,11 @@ class _DeviceCall:
         host_call = getattr(self.spec, "host_call", None)
         if host_call is None:
             return []
-        result = host_call[0](*(value[0] for value in self.others.dequeue()))
-        return [result] if result is not None else []
+        with tf.device("/device:CPU:0"):
+            result = host_call[0](*([value[0] for value in self.others.dequeue()] if host_call[1] else ()))
+        if not isinstance(result, (tf.Tensor, tf.Variable, tf.Operation)):
+            raise TypeError(f"`host_call` return value must be Operation or Tensor, given: {result}")
+        return [result]
 
 
 def host_metrics(
@@ -292,6 +328,18 @@ def host_metrics(
 
 
 _HOOKS = {ModeKeys.TRAIN: "training", ModeKeys.EVAL: "evaluation", ModeKeys.PREDICT: "prediction"}
+
+
+def _outside(tensor: tf.Tensor) -> tf.Tensor:
+    """What a tensor of a program stands for outside of all programs."""
+    graph = tensor.graph
+    while hasattr(graph, "captures"):
+        known = {id(inner): outer for outer, inner in graph.captures}
+        if id(tensor) not in known:
+            return tensor
+        tensor = known[id(tensor)]
+        graph = getattr(tensor, "graph", None)
+    return tensor
 
 
 def _operation(value: tf.Tensor | tf.Operation) -> tf.Operation:

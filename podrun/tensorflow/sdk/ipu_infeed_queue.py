@@ -52,8 +52,10 @@ class IPUInfeedQueue:
                 raise TypeError(f"IPUInfeedQueue got an unexpected keyword argument {option!r}")
             warnings.warn(f"IPUInfeedQueue({option}=...) has no effect any more.", stacklevel=2)
         depth = 3 if prefetch_depth is None else prefetch_depth
-        if not 1 <= depth <= 255:
-            raise ValueError(f"Prefetch depth must be >= 1 and <= 255, got {depth}.")
+        if depth < 1:
+            raise ValueError(f"prefetch_depth must be greater than zero, but it is {depth}")
+        if depth > 255:
+            raise ValueError(f"prefetch_depth must be less than 256, but it is {depth}")
         self._ordinal, self._depth, self.dataset = _checked_ordinal(device_ordinal), depth, dataset
         self.structure = dataset.element_spec
         self._check_structure()

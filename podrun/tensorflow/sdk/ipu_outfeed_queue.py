@@ -52,6 +52,8 @@ class IPUOutfeedQueue:
         self._parts: list[list[np.ndarray]] = []
         self._lock = threading.Lock()
         self._executed = False
+        self.configured = False
+        """Whether no configuration follows, so that the number of replicas is known."""
         self.summed_over = 1
         """Elements that a pipeline adds up to one."""
 
@@ -154,7 +156,9 @@ class IPUOutfeedQueue:
             name="outfeed_dequeue",
         )
         outputs = outputs if isinstance(outputs, (list, tuple)) else [outputs]
-        if DEVICES.config is not None:  # Otherwise the number of replicas is not known yet.
+        if (
+            self.configured or DEVICES.config is not None
+        ):  # Otherwise the number of replicas is not known yet.
             replicas = self._replicas()
             lead = ([None] if self._mode is IPUOutfeedMode.ALL else []) + ([replicas] if replicas > 1 else [])
             for output, spec in zip(outputs, self._specs, strict=True):

@@ -35,9 +35,9 @@ class IPUPipelineEstimatorSpec:
         **pipeline_op_kwargs: Any,
     ) -> None:
         if mode == ModeKeys.TRAIN and optimizer_function is None:
-            raise ValueError("`optimizer_function` must be provided in mode TRAIN.")
+            raise ValueError("`IPUPipelineEstimatorSpec` must contain `optimizer_function` when training")
         if mode == ModeKeys.EVAL and eval_metrics_fn is None:
-            raise ValueError("`eval_metrics_fn` must be provided in mode EVAL.")
+            raise ValueError("`IPUPipelineEstimatorSpec` must contain `eval_metrics_fn` when evaluating")
         if mode == ModeKeys.TRAIN and gradient_accumulation_count is None:
             raise ValueError("`gradient_accumulation_count` must be provided in mode TRAIN.")
         if "accumulate_outfeed" in pipeline_op_kwargs:
@@ -59,6 +59,7 @@ class IPUPipelineEstimator(IPUBaseEstimator):
     def _plan(self, mode: str, input_fn: Callable[..., Any], steps: int | None) -> SessionPlan:
         spec = self._specified(mode)
         infeed, outfeed = self.infeed(mode, input_fn), IPUOutfeedQueue()
+        outfeed.configured = True
         count = self._count(spec)
         options = dict(spec.options)
         if mode == ModeKeys.TRAIN:
@@ -87,25 +88,33 @@ class IPUPipelineEstimator(IPUBaseEstimator):
     def _specified(self, mode: str) -> IPUPipelineEstimatorSpec:
         for name in ("features", "labels"):
             if takes_argument(self._model_fn, name):
-                raise ValueError(f"model_fn must not take `{name}`: the first stage does.")
+                raise ValueError(
+                    "model_fn must not have `features` or `labels` arguments: the first stage has them."
+                )
         spec = called_with(self._model_fn, mode=mode, params=self._params, config=self.config)
         if not isinstance(spec, IPUPipelineEstimatorSpec):
-            raise TypeError("model_fn must return an IPUPipelineEstimatorSpec.")
+            raise TypeError("`model_fn` must return `IPUPipelineEstimatorSpec`")
         shards = self.config.ipu_run_config.num_shards
         mapping = spec.mapping if spec.mapping is not None else range(len(spec.stages))
         used = len(set(mapping))
         if not shards / 2 < used <= shards:
             raise ValueError(
-                f"This pipeline requires {used} devices, but `IPURunConfig` configured with {shards} num_shards."
+                f"This pipeline requires {used} devices, but `IPURunConfig.num_shards` was set to {shards}"
             )
         return spec
 
     def _count(self, spec: IPUPipelineEstimatorSpec) -> int:
         """Mini-batches in a pass: those of an update, or without updates all of a call."""
         count = spec.count or self.iterations
-        if self.iterations < count or self.iterations % count:
+        if self.iterations < count:
             raise ValueError(
-                f"iterations_per_loop ({self.iterations}) must be a multiple of gradient_accumulation_count ({count})."
+                f"`IPURunConfig.iterations_per_loop` (got {self.iterations}) cannot be less than "
+                f"`gradient_accumulation_count` (got {count})"
+            )
+        if self.iterations % count:
+            raise ValueError(
+                f"`IPURunConfig.iterations_per_loop` (got {self.iterations}) must be divisible by "
+                f"`gradient_accumulation_count` (got {count})"
             )
         return count
 
@@ -127,7 +136,9 @@ class IPUPipelineEstimator(IPUBaseEstimator):
         values = [left] if isinstance(left, tf.Tensor) else left
         if mode == ModeKeys.PREDICT:
             if not isinstance(values, dict) and len(values) != 1:
-                raise ValueError("The last stage must have one output, or a dictionary, in mode PREDICT.")
+                raise ValueError(
+                    "The last pipeline stage must return exactly one prediction tensor, or a dict, when predicting"
+                )
             chosen = values if isinstance(values, dict) else values[0]
             predictions = tf.nest.map_structure(lambda t: batches_of(t, replicas), chosen)
             return SessionPlan({"predictions": predictions}, [start], hooks)
@@ -142,12 +153,12 @@ class IPUPipelineEstimator(IPUBaseEstimator):
         hooks: Hooks,
     ) -> SessionPlan:
         if spec.eval_metrics_fn is None:
-            raise ValueError("`eval_metrics_fn` must be provided in mode EVAL.")
+            raise ValueError("`IPUPipelineEstimatorSpec` must contain `eval_metrics_fn` when evaluating")
         results = host_metrics(spec.eval_metrics_fn, values, replicas)
         if not isinstance(results, dict):
             raise TypeError("The `eval_metrics_fn` must return a dict.")
         if "loss" not in results:
-            raise KeyError("The `eval_metrics_fn` must return a dict that contains `loss`.")
+            raise KeyError("The `eval_metrics_fn` must return a dict, which must contain 'loss'")
         loss = results.pop("loss")
         pairs = {key: value for key, value in results.items() if isinstance(value, tuple)}
         plain = {key: value for key, value in results.items() if key not in pairs}

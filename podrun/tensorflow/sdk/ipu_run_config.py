@@ -39,7 +39,7 @@ class IPURunConfig:
                 raise ValueError(f"{name} must be positive, got {value}.")
         if num_replicas * num_shards > 1 and ipu_options is None:
             raise ValueError(
-                "`IPURunConfig` configured with more than one device, but `ipu_options` is not set."
+                "`IPURunConfig` configuration requires more than one device, but `ipu_options` is not set."
             )
         self.iterations_per_loop, self.ipu_options, self.ordinal = iterations_per_loop, ipu_options, ordinal
         self.num_replicas, self.num_shards, self.prefetch_depth = num_replicas, num_shards, prefetch_depth
@@ -50,7 +50,7 @@ class IPURunConfig:
         if not isinstance(options, IPUConfig):
             raise TypeError(f"`ipu_options` must be an IPUConfig instance, got {type(options)}.")
         counts = options.auto_select_ipus
-        counts = [counts] if isinstance(counts, int) else list(counts)
+        counts = [counts] if isinstance(counts, int) and counts else list(counts or ())
         if not counts:
             return
         if self.ordinal >= len(counts):
@@ -58,8 +58,8 @@ class IPURunConfig:
         wanted = self.num_replicas * self.num_shards
         if counts[self.ordinal] != wanted:
             raise ValueError(
-                f"`IPURunConfig` configured with {wanted} devices ({self.num_replicas} num_replicas times "
-                f"{self.num_shards} num_shards), but `IPUConfig` configured with {counts[self.ordinal]} devices."
+                f"`IPURunConfig` configured with {wanted} devices ({self.num_replicas} replicas times "
+                f"{self.num_shards} shards), but `IpuOptions` configured with {counts[self.ordinal]} devices"
             )
 
     def configure(self) -> None:

@@ -57,6 +57,16 @@ def _of_instance_0(initial: object, dtype: object) -> object:
     return shared
 
 
+class RefusedMultiWorkerStrategy:
+    """``IPUMultiWorkerStrategy``, which programs may import, not make: UnsupportedError."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        raise UnsupportedError(
+            "podrun does not have IPUMultiWorkerStrategy, whose workers talk over TensorFlow's own network.",
+            hint="Use PopDistStrategy, and start the program with podrun --num-instances.",
+        )
+
+
 class PopDistStrategy(IPUStrategyV1):
     """An IPU strategy over all instances. ``add_ipu_cross_replica_reductions=False``, with which gradients are reduced
     on the host, is refused.
