@@ -15,6 +15,8 @@ import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from podrun.compat._addons_names import ADDON_LAYERS, ADDON_MODULES, RECURRENT_LAYERS
+
 _OURS = "podrun.tensorflow.keras."
 _ADDONS = "podrun.tensorflow.addons."
 IPU_ROOTS = ("keras.ipu", "tf_keras.ipu", "tensorflow.keras.ipu", "tensorflow.python.ipu.keras")
@@ -54,27 +56,7 @@ _IPU["optimizers"] = {
         )
     },
 }  # fmt: skip
-_LAYERS = {
-    name: f"{_ADDONS}layers:{name}"
-    for name in (
-        "Embedding", "Dropout", "LayerNormalization", "GroupNormalization", "InstanceNormalization", "SerialDense",
-        "RecomputationCheckpoint", "AssumeEqualAcrossReplicas", "ConvertToF8", "ConvertFromF8",
-    )
-}  # fmt: skip
-_LAYERS |= {
-    name: f"{_ADDONS}ctc_layers:{name}" for name in ("CTCLoss", "CTCInferenceLayer", "CTCPredictionsLayer")
-}
-_LAYERS |= {
-    "EffectiveTransformer": f"{_ADDONS}attention_layers:EffectiveTransformer",
-    "PopnnLSTM": f"{_ADDONS}recurrent_layers:PopnnLSTM",
-    "PopnnGRU": f"{_ADDONS}recurrent_layers:PopnnGRU",
-    "LSTM": f"{_ADDONS}recurrent_layers:PopnnLSTM",
-    "GRU": f"{_ADDONS}recurrent_layers:PopnnGRU",
-    "LayerNorm": f"{_ADDONS}layers:LayerNormalization",
-    "GroupNorm": f"{_ADDONS}layers:GroupNormalization",
-    "InstanceNorm": f"{_ADDONS}layers:InstanceNormalization",
-}
-_IPU["layers"] = _LAYERS | {
+_IPU["layers"] = ADDON_LAYERS | {
     name: f"{_ADDONS}capturing:{name}" for name in ("CaptureUpstreamGradients", "CaptureActivationGradients")
 }
 _IPU |= {
@@ -82,85 +64,11 @@ _IPU |= {
     for module in ("als_optimizer", "gradient_accumulation_optimizer", "adam", "gradient_descent", "rmsprop")
 }
 _IPU["layers.capture_upstream_gradients"] = _IPU["layers"]
-_OPTIMIZERS = {
-    "IpuOptimizerBase": f"{_ADDONS}state_optimizers:IpuOptimizerBase",
-    "AdamIpuOptimizer": f"{_ADDONS}state_optimizers:AdamIpuOptimizer",
-    "LAMBIpuOptimizer": f"{_ADDONS}state_optimizers:LAMBIpuOptimizer",
-    "SGDIpuOptimizer": f"{_ADDONS}state_optimizers:SGDIpuOptimizer",
-}
-_TESTS = {
-    name: f"podrun.tensorflow.sdk.support_for_tests:{own or name}"
-    for name, own in {
-        "ReportHelper": "", "add_hw_ci_connection_options": "", "get_ci_num_ipus": "", "has_ci_ipus": "",
-        "skip_if_not_enough_ipus": "", "skip_on_hw": "", "test_may_use_ipus_or_model": "may_use_ipus_or_model",
-        "test_uses_ipus": "uses_ipus",
-    }.items()
-}  # fmt: skip
-_RECURRENT = {
-    "PopnnLSTM": f"{_ADDONS}time_major_layers:TimeMajorLstm",
-    "PopnnDynamicLSTM": f"{_ADDONS}time_major_layers:TimeMajorDynamicLstm",
-    "PopnnGRU": f"{_ADDONS}time_major_layers:TimeMajorGru",
-    "PopnnDynamicGRU": f"{_ADDONS}time_major_layers:TimeMajorDynamicGru",
-    "PopnnAUGRU": f"{_ADDONS}time_major_layers:TimeMajorAttentionGru",
-}
-_ADDON_MODULES: dict[str, dict[str, str]] = {
-    "": {},
-    "keras": {},
-    "keras.layers": _LAYERS,
-    **{
-        f"keras.layers.{module}": _LAYERS
-        for module in (
-            "assume_equal_across_replicas",
-            "ctc",
-            "dense",
-            "dropout",
-            "effective_transformer",
-            "embedding_lookup",
-            "f8_convert",
-            "normalization",
-            "recomputation",
-            "rnn",
-        )
-    },
-    "keras.optimizers": _OPTIMIZERS,
-    **{
-        f"keras.optimizers.{module}": {
-            name: _OPTIMIZERS[name],
-            "IpuOptimizerBase": _OPTIMIZERS["IpuOptimizerBase"],
-        }
-        for module, name in (
-            ("adam_optimizer", "AdamIpuOptimizer"),
-            ("adam_ipu_optimizer", "AdamIpuOptimizer"),
-            ("lamb_optimizer", "LAMBIpuOptimizer"),
-            ("lamb_ipu_optimizer", "LAMBIpuOptimizer"),
-            ("sgd_optimizer", "SGDIpuOptimizer"),
-            ("sgd_ipu_optimizer", "SGDIpuOptimizer"),
-            ("ipu_optimizer_base", "IpuOptimizerBase"),
-        )
-    },
-    **dict.fromkeys(
-        (
-            "test_utils",
-            "test_utils.hardware_test_utils",
-            "test_utils.report_helper",
-            "test_utils.test_case_extensions",
-        ),
-        _TESTS,
-    ),
-    "keras.optimizers.test_util": {"OptimizerTest": "podrun.tensorflow.sdk.cases_of_tests:OptimizerTest"},
-    "optimizers": {},
-    "v1": {},
-    "v1.layers": _RECURRENT,
-    "v1.layers.rnn_ops": _RECURRENT,
-    "v1.optimizers": {},
-    "layers": _RECURRENT,
-    "layers.rnn_ops": _RECURRENT,
-}
 _SUBMODULES: dict[str, dict[str, dict[str, str]]] = {
     **dict.fromkeys(IPU_ROOTS, _IPU),
-    ADDONS_ROOT: _ADDON_MODULES,
-    "tensorflow.python.ipu.rnn_ops": {"": _RECURRENT},
-    "tensorflow.python.ipu.ops.rnn_ops": {"": _RECURRENT},
+    ADDONS_ROOT: ADDON_MODULES,
+    "tensorflow.python.ipu.rnn_ops": {"": RECURRENT_LAYERS},
+    "tensorflow.python.ipu.ops.rnn_ops": {"": RECURRENT_LAYERS},
 }
 """Root -> its modules."""
 _OLD_KERAS = {

@@ -57,6 +57,7 @@ ELSEWHERE = {
     "Podrun:dropout": "tensorflow/test_addons.py::test_dropout_and_hints",
     "Podrun:recurrence": "tensorflow/test_addons.py::test_recurrent_layers_are_those_of_keras",
     "Podrun:user_op": _SDK + "test_user_operators_are_functions_of_python",
+    "IpuGelu": "tensorflow/test_saved_model_conversion.py::test_gelu_becomes_one_operation",
     "Podrun:watched": _SDK + "test_gradients_are_captured_on_their_way",
 }
 """Operations that are compared by a test of their own: file and function."""

@@ -52,6 +52,9 @@ _FUNCTIONS: dict[str, Callable[..., Array]] = {
     "NextAfter": _next_after,
     "PopulationCount": lax.population_count,
 }
+_FUNCTIONS["IpuGelu"] = lambda x: jax.nn.gelu(
+    x, approximate=True
+)  # Of SavedModels that were converted for IPUs.
 for _types, _function in _FUNCTIONS.items():
     _register(_types, _function)
 

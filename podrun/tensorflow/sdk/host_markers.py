@@ -43,11 +43,11 @@ class HostMarker:
         )
         return list(slopes)
 
-    def results(self, *values: Any) -> list[tf.Tensor]:
+    def results(self, *values: tf.Tensor) -> list[tf.Tensor]:
         """The marker's results."""
         return list(self._strategy.run(self._programs[0], args=[tf.constant(v) for v in values]))
 
-    def slopes(self, *values: Any) -> list[tf.Tensor]:
+    def slopes(self, *values: tf.Tensor) -> list[tf.Tensor]:
         """Gradients of the inputs that are floats."""
         return list(self._strategy.run(self._programs[1], args=[tf.constant(v) for v in values]))
 
