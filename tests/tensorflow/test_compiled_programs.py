@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import re
 from collections.abc import Callable, Iterator
@@ -72,6 +73,44 @@ def test_a_program_for_another_size_is_reported(ipu: Any, helper: Any) -> None:
         for count, reports in ((4, 1), (4, 1), (64, 2), (4, 2)):
             assert strategy.run(total, args=[tf.constant(count)]) == 2.0 * count
             helper.assert_num_reports(reports)
+
+
+@pytest.mark.slow
+def test_what_a_program_says_of_recomputation_changes_the_memory_of_its_report(ipu: Any, helper: Any) -> None:
+    """Suggested tensors are computed again for gradients, checkpoints are kept, and the loss is the same."""
+    pva = importlib.import_module("podrun.compat.pva")
+    import tensorflow as tf
+
+    strategy = ipu.ipu_strategy.IPUStrategyV1()
+    weights = [tf.Variable(tf.ones([64, 64]) * 0.01 * (i + 1)) for i in range(4)]
+
+    def measured(said: Callable[[Any], Any], recomputes: bool) -> tuple[float, int]:
+        @tf.function
+        def step(x: tf.Tensor) -> tf.Tensor:
+            with tf.GradientTape() as tape:
+                for weight in weights:
+                    hidden = x @ weight
+                    left, right = said([tf.sin(hidden), tf.cos(hidden * 2)])
+                    x = left * right
+                loss = tf.reduce_sum(x)
+            for gradient, weight in zip(tape.gradient(loss, weights), weights, strict=True):
+                weight.assign_sub(0.0 * gradient)
+            return loss
+
+        DEVICES.config.allow_recompute = recomputes
+        helper.clear_reports()
+        with strategy.scope():
+            loss = float(strategy.run(step, args=[tf.ones([2048, 64])]))
+        tiles = pva.openReport(helper.find_report()).compilation.tiles
+        return loss, max(tile.memory.total.excludingGaps for tile in tiles)
+
+    plain = measured(lambda tensors: tensors, False)
+    suggested = measured(ipu.internal_ops.recompute_suggestion, False)
+    again = measured(lambda tensors: tensors, True)
+    kept = measured(ipu.pipelining_ops.recomputation_checkpoint, True)
+    assert plain[0] == suggested[0] == again[0] == kept[0]
+    assert suggested[1] < 0.95 * plain[1]
+    assert again[1] < 0.95 * kept[1]
 
 
 def content_of(feeds: dict[str, tuple[int, ...]], baked: int = 0) -> str:

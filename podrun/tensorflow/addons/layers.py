@@ -296,7 +296,7 @@ class RecomputationCheckpoint(tf_keras.layers.Layer):  # type: ignore[misc]
 
     def call(self, inputs: tf.Tensor, **kwargs: object) -> tf.Tensor:
         """The inputs, unchanged."""
-        return tf.nest.map_structure(tf.identity, inputs)
+        return replica_ops.kept_or_recomputed(tf.nest.map_structure(tf.identity, inputs), again=False)
 
 
 class AssumeEqualAcrossReplicas(tf_keras.layers.Layer):  # type: ignore[misc]

@@ -127,12 +127,14 @@ class ModelledStep:
     recomputes: bool = False
     shares: tuple[tuple[str, float], ...] = ()
     """The part of the tiles that products may take for temporary data, by their operator in the planner."""
+    recomputed: Mapping[str, bool] = field(default_factory=dict)
+    """Node -> whether its results are computed again in the backward pass, or kept, where the program says it."""
 
     @property
     def form(self) -> str:
         """What the report depends on besides the nodes, as text."""
         places = sorted((label, place.ipu, place.stage) for label, place in self.places.items())
-        return repr((self.pipeline, self.recomputes, self.shares, places))
+        return repr((self.pipeline, self.recomputes, self.shares, places, sorted(self.recomputed.items())))
 
     def content(
         self,
@@ -227,11 +229,17 @@ def _without_gaps(nodes: Sequence[Node]) -> list[Node]:
     ]
 
 
-def _hinted(nodes: Sequence[Node], shares: Mapping[str, float]) -> list[Node]:
-    return [
-        replace(n, hints=replace(n.hints, available_memory=shares[n.kind])) if n.kind in shares else n
-        for n in nodes
-    ]
+def _hinted(nodes: Sequence[Node], step: ModelledStep) -> list[Node]:
+    """The nodes with what the configuration and the program say of their memory."""
+    shares = dict(step.shares)
+
+    def hinted(node: Node) -> Node:
+        share, again = shares.get(node.kind), step.recomputed.get(node.label)
+        if share is None and again is None:
+            return node
+        return replace(node, hints=replace(node.hints, available_memory=share, recompute=again))
+
+    return [hinted(node) for node in nodes]
 
 
 def _slots(step: ModelledStep, trained: Collection[str], values: Mapping[str, np.ndarray]) -> int:
@@ -261,7 +269,7 @@ def forward_graph(
     outputs = tuple(step.out) if loss is None else (loss,)
     if step.places:
         nodes = _placed(nodes, step.places)
-    kept = _hinted(_without_gaps(trimmed(nodes, outputs)), dict(step.shares))
+    kept = _hinted(_without_gaps(trimmed(nodes, outputs)), step)
     graph = OperatorGraph(step.name, tuple(kept), tuple(types), outputs, dict(values), dict(types))
     graph = prune(graph, outputs)
     sources = () if node is None else node.inputs[: node["sources"]]

@@ -93,6 +93,7 @@ class ReadStep:
     outfeeds: Mapping[int, Sequence[str]]
     places: Mapping[str, Place] = field(default_factory=dict)
     losses: Mapping[str, bool] = field(default_factory=dict)
+    recomputed: Mapping[str, bool] = field(default_factory=dict)
 
 
 def read_step(source: StepSource) -> ReadStep:
@@ -117,9 +118,7 @@ def read_step(source: StepSource) -> ReadStep:
     read = {name for node in nodes for name in reads(node)}
     if read & set(source.fed.values()):
         facts.infeeds[source.queue] = [name for name in source.fed.values() if name in read]
-    return ReadStep(
-        tuple(nodes), tuple(results), stored, facts.infeeds, facts.outfeeds, facts.places, facts.losses
-    )
+    return ReadStep(tuple(nodes), tuple(results), stored, *facts.of_steps())
 
 
 class StepProgram:
@@ -279,6 +278,7 @@ class StepProgram:
             self.source.pipeline,
             self.source.recomputes,
             tuple(sorted(DEVICES.memory_shares().items())),
+            self.step.recomputed,
         )
 
     def _held(self, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -25,6 +25,8 @@ class VariableHandle:
 
 ASSERTIONS = "assertions"
 """The variable that holds whether all assertions of a step held so far."""
+FeedNames = dict[int, list[str]]
+"""Queue -> names of tensors."""
 Value = str | VariableHandle
 """What a tensor of TensorFlow is: the name of a tensor of the runtime, or a variable."""
 
@@ -43,8 +45,14 @@ class ProgramFacts:
     numbers: itertools.count[int] = field(default_factory=itertools.count)
     places: dict[str, Place] = field(default_factory=dict)
     """Node -> the IPU and stage that the program gave it."""
+    recomputed: dict[str, bool] = field(default_factory=dict)
+    """Node -> whether its results are computed again for gradients, or kept, where the program says it."""
     losses: dict[str, bool] = field(default_factory=dict)
     """Node that differentiates -> whether its first target is a scalar."""
+
+    def of_steps(self) -> tuple[FeedNames, FeedNames, dict[str, Place], dict[str, bool], dict[str, bool]]:
+        """Infeeds, outfeeds, places, losses and what is recomputed, in the order in which a step has them."""
+        return self.infeeds, self.outfeeds, self.places, self.losses, self.recomputed
 
 
 class GraphBuilder:
@@ -106,6 +114,15 @@ class GraphBuilder:
                 return builder.current[variable.key]
             builder = builder.outer
         raise UnsupportedError(f"The program reads the variable {variable.key!r}, which it does not hold.")
+
+    def maker(self, name: str) -> Node | None:
+        """The node that makes a tensor; None for an input of the program."""
+        builder: GraphBuilder | None = self
+        while builder is not None:
+            if name in builder.originals:
+                return builder.originals[name]
+            builder = builder.outer
+        return None
 
     def write(self, variable: VariableHandle, value: str) -> None:
         """Let ``value`` be a variable's present value."""

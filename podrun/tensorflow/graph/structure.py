@@ -290,6 +290,18 @@ def _print(
     return inputs
 
 
+def _recompute(
+    importer: Importer, operation: tf.Operation, inputs: list[Value], facts: dict[str, Any]
+) -> Sequence[Value]:
+    """The tensor; what makes it is computed again for gradients, or kept, as the program says."""
+    builder = importer.builder
+    (name,) = importer.names(operation, inputs)
+    maker = builder.maker(name)
+    if maker is not None:
+        builder.facts.recomputed[maker.label] = bool(facts["again"])
+    return inputs
+
+
 def _repeat(
     importer: Importer, operation: tf.Operation, inputs: list[Value], facts: dict[str, Any]
 ) -> Sequence[Value]:
@@ -299,5 +311,12 @@ def _repeat(
 
 
 MARKERS.update(
-    {"gradients": _gradients, "dequeue": _dequeue, "enqueue": _enqueue, "repeat": _repeat, "print": _print}
+    {
+        "gradients": _gradients,
+        "dequeue": _dequeue,
+        "enqueue": _enqueue,
+        "repeat": _repeat,
+        "print": _print,
+        "recompute": _recompute,
+    }
 )

@@ -44,6 +44,7 @@ from podrun.tensorflow.sdk.pipeline_rules import (
     shape_of_pipeline,
     state_storage,
 )
+from podrun.tensorflow.sdk.replica_ops import kept_or_recomputed
 
 _version_2 = symbol("tf2.enabled")
 _ALL_DEVICES = -1
@@ -97,8 +98,8 @@ class OptimizerFunctionOutput:
 
 
 def ipu_recomputation_checkpoint(tensors: TensorStructure, name: str | None = None) -> TensorStructure:
-    """The same tensors: where recomputation begins changes no value."""
-    return tensors
+    """The same tensors, which are kept where activations are computed again: recomputation begins from them."""
+    return kept_or_recomputed(tensors, again=False)
 
 
 def run_pipeline(

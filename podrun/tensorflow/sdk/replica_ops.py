@@ -116,6 +116,23 @@ def barrier(
     return tensors
 
 
+def kept_or_recomputed(tensors: _Tensors, again: bool) -> _Tensors:
+    """The same tensors. Gradients that need them compute them ``again``, or find them kept: this changes the memory and
+    the time in reports, and no value.
+    """
+    if not in_program():
+        return tensors
+    result: _Tensors = tf.nest.map_structure(
+        lambda t: mark_like("recompute", tf.convert_to_tensor(t), again=again), tensors
+    )
+    return result
+
+
+def recompute_suggestion(x: _Tensors, name: str | None = None) -> _Tensors:
+    """The same tensors, which are not kept for gradients but computed again."""
+    return kept_or_recomputed(x, again=True)
+
+
 def remap(x: _Tensors, name: str | None = None) -> _Tensors:
     """The same tensor: how it lies on tiles changes no value."""
     return x
