@@ -166,7 +166,8 @@ def _traced_body(
     for inner in (inner for _, inner in graph.captures):
         if all(inner is not t for t in graph.inputs):
             graph.inputs.append(inner)
-    return graph, tensors, [*effects, *graph.control_outputs]
+    graph.control_outputs = [*effects, *graph.control_outputs]  # A loop in a step is read with these.
+    return graph, tensors, list(graph.control_outputs)
 
 
 def _check_types(start: Sequence[tf.Tensor], results: Sequence[tf.Tensor]) -> None:
