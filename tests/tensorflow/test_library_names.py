@@ -95,3 +95,29 @@ def test_a_buffered_dataset_has_whole_buffers(ipu: Any) -> None:
 
     buffered = ipu.data.ops.dataset_ops.BufferDataset(tf.data.Dataset.range(5), 2)
     assert [int(x) for x in buffered] == [0, 1, 2, 3]
+
+
+def test_state_of_the_device_is_none_of_the_programs_variables(ipu: Any) -> None:
+    """Delay lines and accumulators need no initialiser, start at zero in each session, and are in no checkpoint."""
+    import tensorflow.compat.v1 as tf
+
+    with tf.Graph().as_default():
+        weight = tf.get_variable("weight", initializer=np.float32(1.0), use_resource=True)
+
+        def body(x: Any) -> Any:
+            optimizer = ipu.optimizers.GradientAccumulationOptimizerV2(
+                tf.train.GradientDescentOptimizer(0.5), 2
+            )
+            train = optimizer.minimize(weight * x)
+            return ipu.internal_ops.fifo(x, 2), train
+
+        x = tf.placeholder(tf.float32, [])
+        with ipu.scopes.ipu_scope("/device:IPU:0"):
+            (delayed,) = ipu.ipu_compiler.compile(lambda x: ipu.loops.repeat(2, body, [x]), [x])
+        assert tf.global_variables() == [weight]
+        for _ in range(2):
+            with tf.Session() as session:
+                session.run(weight.initializer)
+                assert session.run(delayed, {x: 3.0}) == 0.0
+                assert session.run(weight) == 1.0 - 0.5 * (3.0 + 0.0)
+                assert session.run(delayed, {x: 5.0}) == 0.0

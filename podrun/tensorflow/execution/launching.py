@@ -34,6 +34,11 @@ _assign_variable = symbol("ops.gen_resource_variable_ops.assign_variable_op")
 
 SESSIONS: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 """Graph -> the session that ran it last."""
+_STARTING = "_ipu_starting_operations"
+"""The attribute of graphs that has the initialisers of what programs keep on the device."""
+_started: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+"""Session -> how many of these it has run."""
+_starting = threading.Lock()
 _raised = threading.local()
 _errors: list[BaseException] = []
 
@@ -153,6 +158,22 @@ def raising_itself(function: Callable[..., object]) -> Callable[..., object]:
     return run
 
 
+def start_with(graph: tf.Graph, initializer: tf.Operation) -> None:
+    """Let each session of a graph run an initialiser before all else: state of a device needs none of a program's."""
+    setattr(graph, _STARTING, [*getattr(graph, _STARTING, ()), initializer])
+
+
+def _start_state(plain: Callable[..., object], session: tf.compat.v1.Session) -> None:
+    operations = getattr(session.graph, _STARTING, ())
+    if len(operations) <= _started.get(session, 0):
+        return
+    with _starting:
+        waiting = operations[_started.get(session, 0) :]
+        if waiting:
+            plain(session, waiting)
+            _started[session] = len(operations)
+
+
 def install_sessions() -> None:
     """Let sessions tell which of them runs a graph, and raise what a program raised."""
     base = private_module("client.session").BaseSession
@@ -162,6 +183,7 @@ def install_sessions() -> None:
 
     def run(self: tf.compat.v1.Session, *args: Any, **options: Any) -> Any:
         SESSIONS[self.graph] = self
+        _start_state(plain, self)
         try:
             return cluster_run(plain, self, args, options)
         except PodrunError as error:

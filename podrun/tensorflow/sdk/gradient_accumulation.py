@@ -12,6 +12,8 @@ from typing import TypeAlias
 
 import tensorflow as tf
 
+from podrun.tensorflow.execution.launching import start_with
+
 GradientPairs = Sequence[tuple[tf.Tensor | None, tf.Variable]]
 """Gradients with the variables to which they belong; None for a variable on which the loss does not depend."""
 AccumulatorType: TypeAlias = "tf.DType | Callable[[tf.Variable], tf.DType] | None"
@@ -36,13 +38,19 @@ class GradientAccumulationReductionMethod(Enum):
 
 
 def zero_variable(name: str, shape: tf.TensorShape | Sequence[int], dtype: tf.DType) -> tf.Variable:
-    """A resource variable of zeros that is not trained, made outside of the program."""
+    """A resource variable of zeros that is not trained, made outside of the program. It is state of the device: it is
+    in no collection, so that checkpoints do not have it, and sessions start it by themselves.
+    """
     with tf.init_scope():
         if tf.executing_eagerly():
             return tf.Variable(tf.zeros(shape, dtype), trainable=False, name=name)
-        own = tf.compat.v1.get_default_graph().unique_name(name)
-        initializer = tf.compat.v1.zeros_initializer()
-        return tf.compat.v1.get_variable(own, shape, dtype, initializer, trainable=False, use_resource=True)
+        graph = tf.compat.v1.get_default_graph()
+        variable = tf.compat.v1.get_variable(
+            graph.unique_name(name), shape, dtype, tf.compat.v1.zeros_initializer(), trainable=False,
+            use_resource=True, collections=[],
+        )  # fmt: skip
+        start_with(graph, variable.initializer)
+        return variable
 
 
 class Accumulation:
