@@ -307,7 +307,8 @@ def wants_version_1() -> bool:
     script = sys.argv[0] if sys.argv else ""
     if not script.endswith(".py") or not os.path.isfile(script):
         return False
-    return any(uses_version_1(tree) for tree in _program_files(Path(script)))
+    trees = list(_program_files(Path(script)))
+    return any(uses_version_1(tree) for tree in trees) or uses_sessions_alone(trees)
 
 
 def _program_files(script: Path) -> Iterator[ast.AST]:
@@ -339,20 +340,41 @@ def _imported(tree: ast.AST) -> Iterator[str]:
 
 def uses_version_1(tree: ast.AST) -> bool:
     """Whether a program uses names of version 1 of a module that it imports as plain ``tensorflow``."""
+    return any(attribute in _VERSION_1 for attribute in _used_names(tree, "tensorflow"))
+
+
+_SESSIONS = {"Session", "placeholder", "InteractiveSession"}
+_VERSION_2 = {
+    "function",
+    "GradientTape",
+    "IPUStrategy",
+    "IPUStrategyV1",
+    "enable_v2_behavior",
+    "enable_eager_execution",
+}
+
+
+def uses_sessions_alone(trees: Sequence[ast.AST]) -> bool:
+    """Whether a program has sessions of ``tensorflow.compat.v1`` and nothing of version 2: in the SDK's TensorFlow 1
+    nothing runs eagerly there.
+    """
+    names = {name for tree in trees for name in _used_names(tree, "tensorflow.compat.v1")}
+    used = {node.attr for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    return bool(names & _SESSIONS) and not used & _VERSION_2
+
+
+def _used_names(tree: ast.AST, module: str) -> Iterator[str]:
+    """The attributes that a program uses of a module that it imports by name."""
     names = {
         alias.asname or alias.name
         for node in ast.walk(tree)
         if isinstance(node, ast.Import)
         for alias in node.names
-        if alias.name == "tensorflow"
+        if alias.name == module
     }
-    return any(
-        isinstance(node, ast.Attribute)
-        and isinstance(node.value, ast.Name)
-        and node.value.id in names
-        and node.attr in _VERSION_1
-        for node in ast.walk(tree)
-    )
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in names:
+            yield node.attr
 
 
 def _overlay(module: Any) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+
 import numpy as np
 import pytest
 
+from podrun.compat._tensorflow import uses_sessions_alone
 from podrun.core.errors import UsageError
 from podrun.runtime.graph import TensorType
 from podrun.tensorflow.execution.poplar_flags import CATEGORIES, CurrentFlags, read_flags, synthetic_elements
@@ -60,3 +63,16 @@ def test_synthetic_elements_are_what_the_initializer_says(initializer: str, low:
     assert value.dtype == np.float16
     assert low <= value.min() <= value.max() <= high
     assert next(synthetic_elements(KINDS, "normal"))["x"].min() < 0
+
+
+def test_programs_with_sessions_alone_are_of_version_1() -> None:
+    first = "import tensorflow.compat.v1 as tf"
+    for rest, expected in [
+        ("tf.Session(graph=graph)", True),
+        ("x = tf.placeholder(tf.float32, [])", True),
+        ("tf.train.AdamOptimizer(0.1)", False),
+        ("tf.Session(); ipu.ipu_strategy.IPUStrategy()", False),
+        ("tf.enable_eager_execution(); tf.Session()", False),
+    ]:
+        assert uses_sessions_alone([ast.parse(first), ast.parse(f"{first}\n{rest}")]) is expected, rest
+    assert not uses_sessions_alone([ast.parse("import tensorflow as tf\ntf.compat.v1.Session()")])

@@ -39,3 +39,28 @@ def test_what_reads_a_weight_alone_lies_where_the_weight_does() -> None:
         "scaled": Place(1, 1),
         "loss": Place(1, 1),
     }
+
+
+def test_names_of_the_front_end_are_there_in_version_1() -> None:
+    """``import tensorflow`` gives version 1 to programs of version 1, and so to podrun's own modules."""
+    import ast
+    from pathlib import Path
+
+    import tensorflow as tf
+
+    def there(root: object, chain: list[str]) -> bool:
+        for name in chain:
+            if not hasattr(root, name):
+                return False
+            root = getattr(root, name)
+        return True
+
+    version_1, missing = tf.compat.v1, set()
+    for path in (Path(__file__).parents[2] / "podrun" / "tensorflow").rglob("*.py"):
+        for part in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            chain = ast.unparse(part).split(".") if isinstance(part, ast.Attribute) else [""]
+            if chain[0] != "tf" or not all(name.isidentifier() for name in chain):
+                continue
+            if hasattr(version_1, chain[1]) and there(tf, chain[1:]) and not there(version_1, chain[1:]):
+                missing.add(".".join(chain))
+    assert not missing

@@ -104,9 +104,10 @@ def test_instances_give_the_bits_of_one_process(tmp_path: Path) -> None:
     assert means == pytest.approx([float(mean) for mean in re.findall(r"mean (\S+)", alone)] * 2, rel=1e-6)
 
 
-def test_a_strategy_of_version_1_gives_instances_the_same_weights(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["popdist_strategy_v1.py", "own_reductions_v1.py"])
+def test_a_strategy_of_version_1_gives_instances_the_same_weights(name: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "podrun", "--num-replicas", "4", "--num-instances", "2"]
-    command.append(str(PROGRAMS / "popdist_strategy_v1.py"))
+    command.append(str(PROGRAMS / name))
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     losses = re.findall(r"loss (\S+) (\S+)", done.stdout)

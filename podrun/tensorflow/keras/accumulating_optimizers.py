@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
+from podrun.core.errors import UnsupportedError
 from podrun.private_apis.tensorflow import private_module
 from podrun.tensorflow.capture.places import PipelineShape, pipeline_of, shape_pipeline
 from podrun.tensorflow.capture.program_graphs import IpuGraph, innermost_program
@@ -145,6 +146,12 @@ def accumulated_update(
     """Accumulate the gradients of this step, and call ``update`` with the sums over replicas when they are complete.
     A program whose iterations are mini-batches is modelled as so many of them to an update, unless it is a pipeline.
     """
+    if not getattr(tf.distribute.get_strategy(), "adds_reductions", True):
+        raise UnsupportedError(
+            "PopDistStrategy(add_ipu_cross_replica_reductions=False) reduces gradients of Keras models on the host, "
+            "which podrun does not do: IPUs reduce them over all replicas of all instances.",
+            hint="Leave the argument out.",
+        )
     program = _program_of_mini_batches()
     if program is not None and pipeline_of(program) is None:
         storage = state_storage(accumulation.storage)

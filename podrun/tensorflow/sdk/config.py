@@ -252,18 +252,12 @@ def set_ipu_config(
     config: IPUConfig, ipus_per_replica: int | None = None, configure_device: bool = True
 ) -> IPUConfig:
     """Let ``config`` name this instance's IPUs and its number among all, and return it. With ``configure_device`` it is
-    applied too. Outside of ``podrun`` there is one instance of one replica.
+    applied too; without, a number of IPUs that it has stays. Outside of ``podrun`` one instance has one replica.
 
-    TypeError for what is no IPUConfig; popdist_error for another number of IPUs than the launch gave a replica, and for
-    a configuration that chooses IPUs itself.
+    TypeError for what is no IPUConfig; popdist_error for another number of IPUs than the launch gave a replica.
     """
     if not isinstance(config, IPUConfig):
         raise TypeError("`config` must be an instance of `IPUConfig`.")
-    if config.auto_select_ipus or config.select_ipus:
-        raise popdist_error(
-            "The configuration chooses IPUs already, which popdist.tensorflow.set_ipu_config does.",
-            hint="Leave auto_select_ipus and select_ipus unset.",
-        )
     launched = core.isPopdistEnvSet()
     count = ipus_per_replica or (core.getNumIpusPerReplica() if launched else 1)
     if launched and not core.checkNumIpusPerReplica(count):
@@ -271,9 +265,13 @@ def set_ipu_config(
             f"The program wants {count} IPUs per replica, but was launched with {core.getNumIpusPerReplica()}: "
             f"podrun --ipus-per-replica {count}."
         )
+    chosen = config.auto_select_ipus, config.select_ipus
+    config.select_ipus = []
     place_instance(config, count)
     if configure_device:
         config.configure_ipu_system()
+    elif any(chosen):
+        config.auto_select_ipus, config.select_ipus = chosen
     return config
 
 

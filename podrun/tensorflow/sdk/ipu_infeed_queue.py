@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -63,7 +63,7 @@ class IPUInfeedQueue:
         self._number = reference(self)
         self._name = str(name or self._number)
         """What messages call the queue."""
-        self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        self._graph: tf.Graph | None = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         self._dequeued = self._initializer_read = False
         self._feed: DataFeed | None = None
         self._replicas: int | None = None
@@ -74,6 +74,13 @@ class IPUInfeedQueue:
             with self._graph.as_default(), tf.device(None):
                 self._iterator = tf.compat.v1.data.make_initializable_iterator(dataset)
                 self._row = [self._iterator.get_next()]
+                with tf.control_dependencies([self._iterator.initializer]):
+                    self._initializer = self._host_operation(self._start, "infeed_initializer")
+
+    def _host_operation(self, function: Callable[[], np.ndarray], name: str) -> tf.Operation:
+        """An operation of the queue's graph, also where another graph is the default one."""
+        with (self._graph or tf.compat.v1.get_default_graph()).as_default(), tf.device(None):
+            return tf.numpy_function(raising_itself(function), [], tf.int32, stateful=True, name=name).op
 
     def _check_structure(self) -> None:
         for spec in tf.nest.flatten(self.structure):
@@ -105,10 +112,7 @@ class IPUInfeedQueue:
         self._initializer_read = True
         if self._graph is None:
             return tf.no_op() if not tf.executing_eagerly() else None
-        with tf.device(None), tf.control_dependencies([self._iterator.initializer]):
-            return tf.numpy_function(
-                raising_itself(self._start), [], tf.int32, stateful=True, name="infeed_initializer"
-            ).op
+        return self._initializer
 
     def _check_types(self) -> None:
         """FailedPreconditionError for a type that an IPU does not take."""
@@ -131,9 +135,7 @@ class IPUInfeedQueue:
         if self._graph is None:
             self._close()
             return None
-        return tf.numpy_function(
-            raising_itself(self._delete), [], tf.int32, stateful=True, name="infeed_deleter"
-        ).op
+        return self._host_operation(self._delete, "infeed_deleter")
 
     def _delete(self) -> np.ndarray:
         if not self._ready:

@@ -50,8 +50,10 @@ class IPUExtended(_one_device.OneDeviceExtended):  # type: ignore[misc]
 
 
 def reduced_over_replicas(reduce_op: tf.distribute.ReduceOp, value: tf.Tensor) -> tf.Tensor:
-    """The sum or mean over the replicas in a program; the value itself on the host."""
-    if not in_program():
+    """The sum or mean over the replicas in a program; the value itself on the host, and in the scope of a strategy that
+    leaves such reductions to the program.
+    """
+    if not in_program() or not getattr(tf.distribute.get_strategy(), "adds_reductions", True):
         return value
     kind = "cross_replica_mean" if reduce_op == tf.distribute.ReduceOp.MEAN else "cross_replica_sum"
     return mark_like(kind, tf.convert_to_tensor(value), group=None)
@@ -126,7 +128,8 @@ class IPUStrategyV1(_one_device.OneDeviceStrategy):  # type: ignore[misc]
         options: object = None,
     ) -> Any:
         """Run a tf.function on the IPU. ValueError for a plain function in eager mode."""
-        if in_program():
+        eager = tf.compat.v1.executing_eagerly_outside_functions()
+        if in_program() or not (eager or _is_function(fn)):
             return self._run_inside(fn, args, kwargs or {})
         if tf.executing_eagerly() and not _is_function(fn):
             raise ValueError(
@@ -145,8 +148,10 @@ class IPUStrategyV1(_one_device.OneDeviceStrategy):  # type: ignore[misc]
     def _run_inside(
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> TensorStructure:
-        """Call a function in a program, as what one of its replicas does."""
+        """Call a function in a program, or in a graph of version 1, as what one replica does."""
         with contextlib.ExitStack() as contexts:
+            if not in_program():
+                contexts.enter_context(tf.device(self._ipu_device))
             if tf.distribute.get_strategy() is not self:
                 contexts.enter_context(self.scope())
             if tf.distribute.in_cross_replica_context():

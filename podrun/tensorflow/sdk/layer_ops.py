@@ -15,7 +15,7 @@ EPSILON = 1.53e-5
 
 def approximate_gelu(x: tf.Tensor, approximate: bool = True, name: str | None = None) -> tf.Tensor:
     """``nn_ops.gelu``: the form with a hyperbolic tangent, or the exact one."""
-    return tf.nn.gelu(x, approximate=approximate)
+    return tf.compat.v2.nn.gelu(x, approximate=approximate)
 
 
 def ipu_swish(x: tf.Tensor, name: str | None = None) -> tf.Tensor:

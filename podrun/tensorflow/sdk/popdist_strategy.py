@@ -68,8 +68,8 @@ class RefusedMultiWorkerStrategy:
 
 
 class PopDistStrategy(IPUStrategyV1):
-    """An IPU strategy over all instances. ``add_ipu_cross_replica_reductions=False``, with which gradients are reduced
-    on the host, is refused.
+    """An IPU strategy over all instances. ``add_ipu_cross_replica_reductions=False``: programs reduce gradients
+    themselves, with a cross-replica optimizer or operations.
     """
 
     def __init__(
@@ -79,12 +79,7 @@ class PopDistStrategy(IPUStrategyV1):
         enable_dataset_iterators: bool = True,
         enable_keras_extensions: bool = True,
     ) -> None:
-        if not add_ipu_cross_replica_reductions:
-            raise UnsupportedError(
-                "PopDistStrategy(add_ipu_cross_replica_reductions=False) reduces gradients on the host, which podrun "
-                "does not do: IPUs reduce them over all replicas of all instances.",
-                hint="Leave the argument out.",
-            )
+        self.adds_reductions = add_ipu_cross_replica_reductions
         super().__init__(
             ipu_device,
             enable_dataset_iterators=enable_dataset_iterators,

@@ -30,7 +30,7 @@ def copied_rows(
     count, start, at = (tf.convert_to_tensor(v)[:, None] for v in (num_elems, src_offsets, dst_offsets))
     copied = (rows >= at) & (rows < at + count)
     taken = tf.gather(src, tf.clip_by_value(rows - at + start, 0, src.shape[1] - 1), batch_dims=1)
-    return tf.where(_spread(copied, dst), taken, tf.zeros_like(dst) if zero_unused else dst)
+    return tf.compat.v2.where(_spread(copied, dst), taken, tf.zeros_like(dst) if zero_unused else dst)
 
 
 def sequence_slice_unpack(
@@ -52,7 +52,7 @@ def sequence_slice_unpack(
     owner = tf.minimum(owner, count.shape[0] - 1)
     row = place - tf.gather(ends - count, owner) + tf.gather(start, owner)
     rows = tf.gather_nd(src, tf.stack([owner, tf.clip_by_value(row, 0, src.shape[1] - 1)], 1))
-    return tf.where(_spread(valid, rows), rows, tf.zeros_like(rows))
+    return tf.compat.v2.where(_spread(valid, rows), rows, tf.zeros_like(rows))
 
 
 def sequence_slice_pack(
@@ -72,7 +72,7 @@ def sequence_slice_pack(
     rows = tf.range(dst.shape[1])[None, :]
     copied = (rows >= at) & (rows < at + count)
     taken = tf.gather(src, tf.clip_by_value(rows - at + first, 0, src.shape[0] - 1))
-    return tf.where(_spread(copied, dst), taken, tf.zeros_like(dst) if zero_unused else dst)
+    return tf.compat.v2.where(_spread(copied, dst), taken, tf.zeros_like(dst) if zero_unused else dst)
 
 
 def fixed_width_bins(inputs: tf.Tensor, n_bins: int) -> tf.Tensor:

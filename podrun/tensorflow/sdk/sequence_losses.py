@@ -151,7 +151,7 @@ def _sampled_logits(
     others -= tf.cast(expected, others.dtype)
     if remove_hits:
         hit = tf.reduce_any(labels[:, :, None] == drawn[None, None, :], 1)
-        others = tf.where(hit, tf.cast(-1e4, others.dtype), others)
+        others = tf.compat.v2.where(hit, tf.cast(-1e4, others.dtype), others)
     targets = tf.concat([tf.ones_like(true) / num_true, tf.zeros_like(others)], 1)
     return tf.concat([true, others], 1), targets
 
