@@ -148,3 +148,15 @@ def test_a_temporary_moves_to_the_client_of_the_piece_that_reads_it() -> None:
     assert read(frame) is frame.values["t"]
     with pytest.raises(InternalError, match="before anything wrote it"):
         read(Frame())
+
+
+def test_a_part_of_an_arena_is_looked_up_again_only_where_the_arena_moved() -> None:
+    buffers = Buffers(linear(4), SoloGroup())
+    read, arena = buffers.reader("gradient:w"), buffers.arenas["gradients"]
+    first = read(Frame())
+    assert read(Frame()) is first
+    arena.whole_result = np.full_like(arena.own, 3)
+    np.testing.assert_array_equal(np.asarray(read(Frame())), 3)
+    arena.forget()
+    arena.own[:] = 5
+    np.testing.assert_array_equal(np.asarray(read(Frame())), 5)

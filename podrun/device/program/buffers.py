@@ -164,11 +164,29 @@ class Buffers(ProgramMemory):
         if stays or name in self._variables:
             fixed = self.operand(name, Frame(), shape)
             return lambda frame: fixed
+        if name in self._members:
+            return self._member_reader(name)
         if arena is not None:
             return lambda frame: self.operand(name, frame, shape)
         if converts:
             return lambda frame: on_one_thread(_temporary(name, frame))
         return partial(_temporary, name)
+
+    def _member_reader(self, name: str) -> Read:
+        """`operand` for a member of an arena that lies in other memory after a collective: looked up again only where
+        it moved."""
+        buffer, known, operand = self.arenas[self._members[name].arena], None, None
+
+        def read(frame: Frame) -> Any:
+            nonlocal known, operand
+            pending = self._gradients.operand(name)
+            if pending is not None:
+                return pending
+            if buffer.whole() is not known:
+                known, operand = buffer.whole(), self._operands.over(self._as_it_stands(name))
+            return operand
+
+        return read
 
     def check(self, piece: Piece) -> None:
         """Raises ApplicationRuntimeError unless what a piece takes from lasting buffers and puts there fits."""
