@@ -221,10 +221,11 @@ class IPUInfeedQueue:
         options = tf.compat.v1.RunOptions(inter_op_thread_pool=-1)
         row = self._row if local_replicas % len(self._row) == 0 else self._row[:1]
         flat = [tf.nest.flatten(element) for element in row]
-        session = SESSIONS[self._graph]
+        # Which tensors a run fetches is worked out once.
+        draw = SESSIONS[self._graph].make_callable(flat, accept_options=True)
         while True:
             try:
-                drawn = session.run(flat, options=options)
+                drawn = draw(options=options)
             except tf.errors.OutOfRangeError:
                 return
             except tf.errors.OpError as error:
