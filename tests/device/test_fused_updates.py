@@ -30,6 +30,7 @@ from podrun.device.program.fused_updates import FusedUpdate, agrees, make_fused_
 from podrun.device.xla.clients import machine_settings
 from podrun.device.xla.pieces import Piece, PieceCache
 from podrun.device.xla.update_steps import has_updates, run_update, update_steps
+from tests.stress.guarded import GuardedMemory
 
 from .conftest import request
 from .programs import computation, data, first_weights, linear
@@ -149,6 +150,20 @@ def test_rows_are_added_up_in_order(elements: int, mean: bool) -> None:
     vector = np.full(elements, np.nan, F32)
     native.run_update(native.update(rows, mean, [vector], [], [], [(0, 0)]))
     np.testing.assert_array_equal(vector, expected)
+
+
+def test_updates_stay_inside_of_their_memory() -> None:
+    """Between pages that kill, with whole blocks and without, beginning or ending at a page."""
+    memory = [GuardedMemory(1200) for _ in range(5)]
+    for elements in (1, 63, 65, 511, 512, 513, 1024, 1200):
+        for at_end in (False, True):
+            *rows, first, second = (m.array(elements, at_end) for m in memory)
+            for array in (*rows, first, second):
+                array.fill(2)
+            steps = [(2, 3, 0, 1, 0), (6, 4, 3, 2, 1)]
+            native.run_update(native.update(rows, True, [first, second], [], steps, [(4, 0), (3, 1)]))
+            np.testing.assert_array_equal(first, 10)
+            np.testing.assert_array_equal(second, 4)
 
 
 def test_sums_keep_denormal_numbers_and_updates_do_not() -> None:

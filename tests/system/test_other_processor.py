@@ -21,6 +21,7 @@ TESTS = (
     "tests/device/test_clients.py::test_a_piece_of_either_size_computes_what_numpy_does",
     "tests/device/test_clients.py::test_bits_do_not_depend_on_the_cores_of_a_host",
     "tests/device/test_donated_arenas.py::test_runs_in_place_give_the_bits_of_runs_that_are_not",
+    "tests/device/test_fused_updates.py",
     "tests/device/test_convolutions.py::test_gradients_of_a_network_are_kept",
     "tests/popart/test_popart_digits.py::test_a_seed_fixes_every_byte",
     "tests/conformance/test_bfloat16_attention.py",
