@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 from collections.abc import Collection, Mapping
 from enum import Enum
@@ -41,7 +42,14 @@ class GraphDigest:
 
     def add(self, value: object) -> None:
         """Add a value: a number, text, array, type, enum, dataclass, subgraph, or a collection of these."""
-        if isinstance(value, OperatorGraph):
+        kind = type(value)
+        if kind in _PLAIN:  # Most values of a graph are plain: looking further takes most of the time.
+            self._write(kind.__name__, repr(value).encode())
+        elif isinstance(value, (tuple, list)):
+            self._write("sequence", b"%d" % len(value))
+            for item in value:
+                self.add(item)
+        elif isinstance(value, OperatorGraph):
             self.graph(value)
         elif isinstance(value, np.ndarray):
             self._write("array", f"{value.dtype.name}{value.shape}".encode())
@@ -49,25 +57,29 @@ class GraphDigest:
                 self.add(value.tolist())
             else:
                 self._hash.update(np.ascontiguousarray(value).data.cast("B") if value.size else b"")
-        elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-            self._write("value", type(value).__name__.encode())
-            for item in dataclasses.fields(value):
-                self.add((item.name, getattr(value, item.name)))
+        elif (names := _field_names(kind)) is not None:
+            self._write("value", kind.__name__.encode())
+            for name in names:
+                self.add((name, getattr(value, name)))
         elif isinstance(value, Mapping):
-            self._write("mapping", str(len(value)).encode())
+            self._write("mapping", b"%d" % len(value))
             for name in sorted(value, key=repr):
                 self.add((name, value[name]))
-        elif isinstance(value, (tuple, list)):
-            self._write("sequence", str(len(value)).encode())
-            for item in value:
-                self.add(item)
         elif isinstance(value, (set, frozenset)):
             self.add(sorted(value, key=repr))
-        elif value is None or isinstance(value, (bool, int, float, str, bytes, Enum, np.dtype, np.generic)):
-            self._write(type(value).__name__, repr(value).encode())
+        elif isinstance(value, (bool, int, float, str, bytes, Enum, np.dtype, np.generic)):
+            self._write(kind.__name__, repr(value).encode())
         else:
             raise InternalError(f"a graph holds {value!r}, of which no digest can be made")
 
     def _write(self, kind: str, content: bytes) -> None:
-        self._hash.update(f"{kind}:{len(content)}:".encode())
-        self._hash.update(content)
+        self._hash.update(b"%b:%d:%b" % (kind.encode(), len(content), content))
+
+
+_PLAIN = frozenset((type(None), bool, int, float, str, bytes))
+
+
+@functools.cache
+def _field_names(kind: type) -> tuple[str, ...] | None:
+    """The fields of a dataclass; None for another type."""
+    return tuple(field.name for field in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else None
