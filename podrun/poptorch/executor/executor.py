@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from podrun.core.errors import InternalError
+from podrun.core.garbage import without_full_collections
 from podrun.poptorch.api import user_modules
 from podrun.poptorch.api.annotations import module_repr
 from podrun.poptorch.api.enums import ConnectionType, OutputMode
@@ -105,6 +106,7 @@ class PoplarExecutor(ExecutorState):
             return
         self._compile(bind(self._model, args, kwargs))
 
+    @without_full_collections()
     def _compile(self, arguments: CallArguments) -> None:
         started = time.monotonic()
         batches = batch_dimensions(self._options, self._training)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 from collections.abc import Callable
 from typing import Any
@@ -229,3 +230,16 @@ def test_copies_and_files_of_a_wrapped_model_are_plain_and_read_with_torchs_defa
     again = poptorch.trainingModel(copied, options, plain)
     again(torch.randn(2, 4), torch.tensor([0, 2]))
     again.destroy()
+
+
+def test_a_capture_looks_for_young_garbage_only() -> None:
+    before, during = gc.get_threshold(), []
+
+    def forward(x: Any) -> Any:
+        during.append(gc.get_threshold())
+        return x + 1
+
+    assert torch.equal(poptorch.inferenceModel(Calls(forward))(X), X + 1)
+    assert during[0][:2] == before[:2]
+    assert during[0][2] > before[2]
+    assert gc.get_threshold() == before
