@@ -7,6 +7,17 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import podrun.popart as popart
+from podrun.core.environment import POPDIST_EXECUTABLE_CACHE_PATH
+
+
+@pytest.fixture(scope="module")
+def programs_compile_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Equal programs of a file's tests are compiled once, as by the instances of a launch. Not for tests that change
+    the compiler.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(POPDIST_EXECUTABLE_CACHE_PATH, str(tmp_path_factory.mktemp("executables")))
+        yield
 
 
 @pytest.fixture

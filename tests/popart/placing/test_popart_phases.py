@@ -10,6 +10,8 @@ from podrun.popart.sessions.run_settings import run_settings
 from podrun.runtime.placing import phases_of
 from tests.popart.popart_sessions import options, replicated
 
+pytestmark = pytest.mark.usefixtures("programs_compile_once")
+
 WIDTH, LAYERS = 32, 6
 PHASED = popart.VirtualGraphMode.ExecutionPhases
 OFFLINE = {n: popart.DeviceManager().createOfflineIPUDevice({"numIPUs": str(n)}) for n in (1, 2, 4)}

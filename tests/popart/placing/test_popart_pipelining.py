@@ -11,6 +11,8 @@ import podrun.popart as popart
 from podrun.core.executable import LoadStream, StoreStream
 from tests.popart.popart_sessions import options, weights
 
+pytestmark = pytest.mark.usefixtures("programs_compile_once")
+
 WIDTH, MICRO_BATCH = 8, 4
 MANUAL = popart.VirtualGraphMode.Manual
 OFFLINE = {n: popart.DeviceManager().createOfflineIPUDevice({"numIPUs": str(n)}) for n in (2, 4)}

@@ -11,6 +11,8 @@ import pytest
 import podrun.popart as popart
 from tests.popart.popart_sessions import options, replicated
 
+pytestmark = pytest.mark.usefixtures("programs_compile_once")
+
 WIDTH, LAYERS, BATCH = 256, 12, 512
 RECOMPUTE = popart.RecomputationType
 

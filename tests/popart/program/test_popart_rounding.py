@@ -10,6 +10,8 @@ import podrun.popart as popart
 from podrun.compiler.extra_state import stochastic_half
 from tests.popart.popart_sessions import INPUTS, MICRO_BATCH, linear, options, replicated, training, weights
 
+pytestmark = pytest.mark.usefixtures("programs_compile_once")
+
 STEPS = 64
 ROUNDED = jax.jit(stochastic_half)
 
