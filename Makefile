@@ -16,7 +16,7 @@ MYPY_CACHE := $(if $(CI),--cache-dir=/dev/null)
 # Tests start hundreds of processes: each would compile podrun's modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: docs pictures demo test test-rooms test-front test-processes test-slurm test-all stress check format proto clean
+.PHONY: docs pictures demo test test-rooms test-programs test-processes test-slurm test-all stress check format proto clean
 
 demo: $(RUNS)
 	$(BIN)/podrun --num-replicas 16 examples/digits/train.py
@@ -26,17 +26,18 @@ demo: $(RUNS)
 # when they are done.
 # Only files with such tests: collecting them all takes the lane seven seconds.
 SYSTEM = $(shell grep -rl "mark\.system" tests --include="test_*.py")
-FRONT := tests/popart tests/onnx_models tests/models tests/estimate tests/costmodel tests/conformance
+# Half of the processor time of the tests that are in neither: PopART's and ONNX's programs, their compiler and their machines.
+PROGRAMS := $(addprefix tests/,popart onnx_models models estimate costmodel conformance compiler device numerics)
 
 test: $(STAMP)
-	$(MAKE) --no-print-directory -j3 test-rooms test-front test-processes
+	$(MAKE) --no-print-directory -j3 test-rooms test-programs test-processes
 
 test-rooms: $(STAMP)
-	nice $(BIN)/pytest -m "not slow and not system" $(FRONT:%=--ignore=%)
+	nice $(BIN)/pytest -m "not slow and not system" $(PROGRAMS:%=--ignore=%)
 
-test-front: $(STAMP)
-	@nice $(BIN)/pytest -m "not slow and not system" -p no:cacheprovider $(FRONT) \
-		> $(VENV)/test-front.log 2>&1; code=$$?; cat $(VENV)/test-front.log; exit $$code
+test-programs: $(STAMP)
+	@nice $(BIN)/pytest -m "not slow and not system" -p no:cacheprovider $(PROGRAMS) \
+		> $(VENV)/test-programs.log 2>&1; code=$$?; cat $(VENV)/test-programs.log; exit $$code
 
 test-processes: $(STAMP)
 	@($(MAKE) --no-print-directory check && $(BIN)/pytest -m "system and not slow" -p no:cacheprovider $(SYSTEM)) \
