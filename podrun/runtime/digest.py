@@ -42,7 +42,7 @@ class GraphDigest:
 
     def add(self, value: object) -> None:
         """Add a value: a number, text, array, type, enum, dataclass, subgraph, or a collection of these."""
-        kind = type(value)
+        kind: type = type(value)
         if kind in _PLAIN:  # Most values of a graph are plain: looking further takes most of the time.
             self._write(kind.__name__, repr(value).encode())
         elif isinstance(value, (tuple, list)):
