@@ -4,7 +4,7 @@ from __future__ import annotations
 
 MODULES: dict[str, tuple[str, ...]] = {
     "config": ("config",),
-    "utils": ("utils",),
+    "utils": ("utils", "older_configuration"),
     "scopes": ("scopes",),
     "loops": ("loops",),
     "ipu_compiler": ("ipu_compiler",),
@@ -127,6 +127,8 @@ NAMES: dict[str, dict[str, str]] = {
 """Names of the SDK that are others in our modules."""
 MOVED = {
     "tensorflow.python.distribute.distribution_strategy_context": "tensorflow.python.distribute.distribute_lib",
+    "tensorflow.python.training.distribution_strategy_context": "tensorflow.python.distribute.distribute_lib",
+    "tensorflow.python.training.training_ops": "tensorflow.python.ops.gen_training_ops",
     "tensorflow.python.training.tracking": "tensorflow.python.trackable",
     "tensorflow.python.training.tracking.base": "tensorflow.python.trackable.base",
     "tensorflow.python.training.tracking.data_structures": "tensorflow.python.trackable.data_structures",

@@ -35,6 +35,7 @@ from tensorflow.python.keras.layers import Dense as InternalDense
 from tensorflow.python.keras.optimizer_v2.gradient_descent import SGD as InternalSGD
 from tensorflow.python.layers import normalization
 from tensorflow.python.ops import control_flow_ops
+from tensorflow.python.training import training_ops
 from tensorflow.python.training.tracking import util as tracking
 
 assert PipelineStage is tf.keras.ipu.PipelineStage is ipu.keras.PipelineStage is ipu_keras.PipelineStage
@@ -66,6 +67,7 @@ assert callable(internal_backend.in_train_phase)
 assert keras.engine.training.Model is Model
 assert callable(hdf5_format.save_model_to_hdf5)
 assert tracking.Checkpoint is tf.train.Checkpoint
+assert training_ops.resource_apply_momentum.__module__.endswith("gen_training_ops")
 assert GroupNorm is ipu_tensorflow_addons.keras.layers.GroupNorm
 assert ALSOptimizer is keras.ipu.optimizers.ALSOptimizer
 assert pipeline_stage_assignment.PipelineStage is PipelineStage
