@@ -39,6 +39,7 @@ _STARTING = "_ipu_starting_operations"
 _started: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 """Session -> how many of these it has run."""
 _starting = threading.Lock()
+_launched: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 _raised = threading.local()
 _errors: list[BaseException] = []
 
@@ -128,7 +129,13 @@ def _launched_in_graph(
         done = tf.group(outputs[-1], *assigned)
     for result, tensor in zip(results, program.results, strict=True):
         result.set_shape(tensor.shape)
+    _launched[program.graph] = done
     return [*results, done]
+
+
+def launched_operation(graph: tf.Graph | None) -> tf.Operation | None:
+    """The operation that runs the program of a graph; None before it is launched."""
+    return None if graph is None else _launched.get(graph)
 
 
 def assign_handle(handle: tf.Tensor, value: np.ndarray) -> None:

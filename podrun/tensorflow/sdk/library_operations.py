@@ -1,0 +1,227 @@
+"""Operations that programs and tests call by the names of the SDK's libraries: tensors that a running program sends to
+the host (``gen_sendrecv_ops``), tables of the host that it looks up (``gen_pop_datastream_ops``), and group norms with
+their statistics (``gen_popnn_ops``).
+
+A tensor that was sent waits under its name until the host receives it. A table is a copy that lives between its
+registration and the end of it: both are operations of a session.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from podrun.tensorflow.capture.markers import mark, reference
+from podrun.tensorflow.capture.program_graphs import innermost_program, outermost_program
+from podrun.tensorflow.execution.clusters import start_with_zeros
+from podrun.tensorflow.execution.launching import launched_operation, raising_itself
+from podrun.tensorflow.sdk.gradient_accumulation import zero_variable
+
+
+class NamedStream:
+    """The values of a tensor that a program sent, oldest first: a queue of programs. ``program``: its graph."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.program: tf.Graph | None = None
+        self._values: deque[np.ndarray] = deque()
+
+    def take(self, place: int, value: np.ndarray) -> None:
+        """Add what iterations sent."""
+        self._values.extend(np.array(row) for row in value)
+
+    def received(self) -> np.ndarray:
+        """The oldest value. FailedPreconditionError if nothing was sent."""
+        if not self._values:
+            raise tf.errors.FailedPreconditionError(
+                None, None, f"No program has sent the tensor '{self.name}' to the host."
+            )
+        return self._values.popleft()
+
+
+_streams: dict[str, NamedStream] = {}
+
+
+def _effect(operation: tf.Operation) -> tf.Operation:
+    """The operation, which the program around it runs whether or not it is returned."""
+    program = innermost_program()
+    if program is not None:
+        program.control_outputs.append(operation)
+    return operation
+
+
+def ipu_send_to_host(
+    inputs: tf.Tensor,
+    tensor_name: str,
+    send_device: str = "/device:IPU:0",
+    send_device_incarnation: int = 0,
+    recv_device: str = "/device:CPU:0",
+    name: str | None = None,
+) -> tf.Operation:
+    """In a program: give a tensor to the host, for `ipu_recv_at_host` of that name."""
+    stream = _streams.setdefault(tensor_name, NamedStream(tensor_name))
+    tensor = tf.convert_to_tensor(inputs)
+    stream.program = outermost_program()
+    flag = tf.TensorSpec([], tf.bool)
+    (done,) = mark(
+        "enqueue", [tensor], [flag], stateful=True, name=name or "send_to_host", queue=reference(stream)
+    )
+    return _effect(done.op)
+
+
+def ipu_recv_at_host(
+    T: tf.DType,
+    tensor_name: str,
+    send_device: str = "/device:IPU:0",
+    send_device_incarnation: int = 0,
+    recv_device: str = "/device:CPU:0",
+    name: str | None = None,
+) -> tf.Tensor:
+    """On the host: the next value of a tensor that a program sends, which it runs for that."""
+    stream = _streams.setdefault(tensor_name, NamedStream(tensor_name))
+    if tf.executing_eagerly():
+        return tf.constant(stream.received(), T)
+    sender = launched_operation(stream.program)
+    with tf.control_dependencies([] if sender is None else [sender]):
+        received = raising_itself(stream.received)
+        return tf.numpy_function(received, [], T, stateful=True, name=name or "recv_at_host")
+
+
+# --- Tables of the host -------------------------------------------------------------------------------------------
+
+_tables: dict[tuple[int, str], tf.Variable] = {}
+
+
+def _table(embedding_id: str, shape: Sequence[int], dtype: tf.DType) -> tf.Variable:
+    with tf.init_scope():
+        key = id(tf.compat.v1.get_default_graph()), embedding_id
+    if key not in _tables:
+        _tables[key] = start_with_zeros(zero_variable(f"host_embedding_{embedding_id}", shape, dtype))
+    return _tables[key]
+
+
+def ipu_device_embedding_lookup(
+    indices: tf.Tensor, embedding_id: str, embedding_shape: Sequence[int], dtype: tf.DType, **options: object
+) -> tf.Tensor:
+    """In a program: rows of a table of the host."""
+    return tf.gather(_table(embedding_id, embedding_shape, tf.as_dtype(dtype)), indices)
+
+
+def ipu_device_embedding_update_add(
+    looked_up: tf.Tensor,
+    grads: tf.Tensor,
+    indices: tf.Tensor,
+    embedding_id: str,
+    embedding_shape: Sequence[int],
+    **options: object,
+) -> tf.Operation:
+    """In a program: add ``grads`` to the rows ``indices``, to each as often as it stands there."""
+    table = _table(embedding_id, embedding_shape, grads.dtype)
+    added = tf.raw_ops.ResourceScatterAdd(resource=table.handle, indices=indices, updates=grads)
+    return _effect(added)
+
+
+def ipu_device_embedding_notify(embedding_id: str, **options: object) -> tf.Operation:
+    """In a program: its updates are complete."""
+    return tf.no_op()
+
+
+def ipu_host_embedding_register(
+    values: tf.Variable, embedding_id: str, optimizer: str = "SGD", **options: object
+) -> tf.Operation:
+    """On the host: let a table be the variable ``values``."""
+    table = _table(embedding_id, values.shape.as_list(), values.dtype.base_dtype)
+    return table.assign(tf.convert_to_tensor(values), read_value=False)
+
+
+def ipu_host_embedding_deregister(
+    values: tf.Variable, embedding_id: str, **options: object
+) -> tf.Tensor | tf.Operation:
+    """On the host: give the variable back what programs made of the table."""
+    table = _table(embedding_id, values.shape.as_list(), values.dtype.base_dtype)
+    return values.assign(table.read_value())
+
+
+# --- Group norms --------------------------------------------------------------------------------------------------
+
+
+def _in_groups(x: tf.Tensor, data_format: str, groups: int, strided: bool) -> tf.Tensor:
+    """``[batch, places, groups, channels of a group]``. Strided: channel c is in group ``c % groups``."""
+    last = x if data_format == "NHWC" else tf.transpose(x, [0, *range(2, x.shape.rank), 1])
+    channels = int(last.shape[-1])
+    if strided:
+        parts = tf.reshape(last, [last.shape[0], -1, channels // groups, groups])
+        return tf.transpose(parts, [0, 1, 3, 2])
+    return tf.reshape(last, [last.shape[0], -1, groups, channels // groups])
+
+
+def popnn_group_norm_statistics(
+    inputs: tf.Tensor,
+    data_format: str = "NHWC",
+    epsilon: float = 0.001,
+    num_groups: int = 1,
+    strided_channel_grouping: bool = True,
+    **options: object,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Mean and 1 / standard deviation ``[batch * groups]`` in float32, of the biased variance with ``epsilon``."""
+    parts = _in_groups(tf.cast(inputs, tf.float32), data_format, num_groups, strided_channel_grouping)
+    mean, variance = tf.nn.moments(parts, [1, 3])
+    return tf.reshape(mean, [-1]), tf.reshape(tf.math.rsqrt(variance + epsilon), [-1])
+
+
+def popnn_group_norm_inference(
+    inputs: tf.Tensor,
+    gamma: tf.Tensor,
+    beta: tf.Tensor,
+    mean: tf.Tensor,
+    inv_std_dev: tf.Tensor,
+    data_format: str = "NHWC",
+    epsilon: float = 0.001,
+    num_groups: int = 1,
+    strided_channel_grouping: bool = True,
+    **options: object,
+) -> tf.Tensor:
+    """The inputs normalized with these statistics, then scaled by ``gamma`` and moved by ``beta`` ``[channels]``."""
+    x = tf.convert_to_tensor(inputs)
+    parts = _in_groups(tf.cast(x, tf.float32), data_format, num_groups, strided_channel_grouping)
+    shape = [x.shape[0], 1, num_groups, 1]
+    parts = (parts - tf.reshape(tf.cast(mean, tf.float32), shape)) * tf.reshape(
+        tf.cast(inv_std_dev, tf.float32), shape
+    )
+    if strided_channel_grouping:
+        parts = tf.transpose(parts, [0, 1, 3, 2])
+    places = x.shape[1:-1] if data_format == "NHWC" else x.shape[2:]
+    last = tf.reshape(parts, [x.shape[0], *places, -1])
+    last = tf.cast(last * tf.cast(gamma, tf.float32) + tf.cast(beta, tf.float32), x.dtype)
+    return (
+        last
+        if data_format == "NHWC"
+        else tf.transpose(last, [0, x.shape.rank - 1, *range(1, x.shape.rank - 1)])
+    )
+
+
+def popnn_group_norm_training(
+    inputs: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, **options: object
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """The normalized inputs, and the statistics with which they are. Options as of the other two."""
+    mean, inverse = popnn_group_norm_statistics(inputs, **options)  # type: ignore[arg-type]
+    normed = popnn_group_norm_inference(inputs, gamma, beta, mean, inverse, **options)  # type: ignore[arg-type]
+    kind = normed.dtype
+    return normed, tf.cast(mean, kind), tf.cast(inverse, kind)
+
+
+BY_MODULE = {
+    "gen_sendrecv_ops": (ipu_send_to_host, ipu_recv_at_host),
+    "gen_pop_datastream_ops": (
+        ipu_device_embedding_lookup,
+        ipu_device_embedding_update_add,
+        ipu_device_embedding_notify,
+        ipu_host_embedding_register,
+        ipu_host_embedding_deregister,
+    ),
+    "gen_popnn_ops": (popnn_group_norm_statistics, popnn_group_norm_inference, popnn_group_norm_training),
+}
+"""Module of the SDK's libraries -> its operations that are here."""

@@ -1,0 +1,124 @@
+"""Operations by the names of the SDK's libraries: tensors sent to the host, tables of the host, group norms."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed"
+)
+DEVICE = "/device:IPU:0"
+LIBRARIES = "tensorflow.compiler.plugin.poplar.ops."
+
+
+@pytest.fixture
+def tf(ipu: Any) -> Iterator[Any]:
+    """TensorFlow 1 with a graph of its own and one IPU."""
+    import tensorflow.compat.v1 as module
+
+    ipu.config.IPUConfig().configure_ipu_system()
+    with module.Graph().as_default():
+        yield module
+
+
+def test_programs_send_tensors_to_the_host(tf: Any, ipu: Any) -> None:
+    """Also those whose operations the program does not return, and again at every run."""
+    operations = importlib.import_module(LIBRARIES + "gen_sendrecv_ops")
+
+    def net(x: Any) -> Any:
+        for number in range(3):
+            x = x @ x
+            if number < 2:
+                operations.ipu_send_to_host(x, tensor_name=f"x_{number}", send_device=DEVICE)
+        return x
+
+    def sender(x: Any) -> Any:
+        return operations.ipu_send_to_host(x, tensor_name="whole", send_device=DEVICE)
+
+    x, y = tf.placeholder(tf.float32, [2, 2]), tf.placeholder(tf.int32, [])
+    with ipu.scopes.ipu_scope(DEVICE):
+        (result,) = ipu.ipu_compiler.compile(net, [x])
+        send = ipu.ipu_compiler.compile(sender, [y])
+    with tf.device("/device:CPU:0"):
+        received = [operations.ipu_recv_at_host(T=tf.float32, tensor_name=f"x_{n}") for n in range(2)]
+        whole = operations.ipu_recv_at_host(T=tf.int32, tensor_name="whole")
+        unsent = operations.ipu_recv_at_host(T=tf.int32, tensor_name="never sent")
+    with tf.Session() as session:
+        for _ in range(2):
+            own = session.run([*received, result], {x: np.ones((2, 2))})
+            assert [r.tolist() for r in own] == [[[value] * 2] * 2 for value in (2.0, 8.0, 128.0)]
+        for value in (1, 2):
+            nothing, got = session.run([send, whole], {y: value})
+            assert nothing is None
+            assert (got, got.dtype) == (value, np.int32)
+        with pytest.raises(tf.errors.FailedPreconditionError, match="sent the tensor 'never sent'"):
+            session.run(unsent)
+
+
+def test_tables_of_the_host_are_looked_up_and_updated(tf: Any, ipu: Any) -> None:
+    operations = importlib.import_module(LIBRARIES + "gen_pop_datastream_ops")
+    table = np.arange(20, dtype=np.float32).reshape(10, 2)
+
+    def net(indices: Any) -> Any:
+        place = {"embedding_id": "host_table", "embedding_shape": [10, 2]}
+        rows = operations.ipu_device_embedding_lookup(indices, dtype=tf.float32, **place)
+        operations.ipu_device_embedding_update_add(rows, rows, indices, **place)
+        operations.ipu_device_embedding_notify(embedding_id="host_table")
+        return rows
+
+    with tf.device("cpu"):
+        indices = tf.placeholder(tf.int32, [3])
+        weight = tf.get_variable("w", initializer=table, use_resource=False)
+    with ipu.scopes.ipu_scope(DEVICE):
+        (rows,) = ipu.ipu_compiler.compile(net, [indices])
+    register = operations.ipu_host_embedding_register(weight, "host_table", optimizer="SGD+GA")
+    back = operations.ipu_host_embedding_deregister(weight, "host_table")
+    with tf.Session() as session:
+        session.run(weight.initializer)
+        session.run(register)
+        np.testing.assert_array_equal(session.run(rows, {indices: [3, 0, 3]}), table[[3, 0, 3]])
+        session.run(back)
+        expected = table.copy()
+        np.add.at(expected, [3, 0, 3], table[[3, 0, 3]])
+        np.testing.assert_array_equal(session.run(weight), expected)
+
+
+@pytest.mark.parametrize("data_format", ["NHWC", "NCHW"])
+@pytest.mark.parametrize("strided", [True, False])
+def test_group_norms_give_their_statistics(tf: Any, data_format: str, strided: bool) -> None:
+    operations = importlib.import_module(LIBRARIES + "gen_popnn_ops")
+    random = np.random.RandomState(1)
+    x = random.rand(2, 3, 5, 8).astype(np.float32)
+    gamma, beta = random.rand(8).astype(np.float32), random.rand(8).astype(np.float32)
+    options = {
+        "data_format": data_format,
+        "epsilon": 0.01,
+        "num_groups": 4,
+        "strided_channel_grouping": strided,
+    }
+    fed = x if data_format == "NHWC" else x.transpose(0, 3, 1, 2)
+    with tf.device(DEVICE):
+        inputs = tf.placeholder(tf.float32, fed.shape)
+        trained = operations.popnn_group_norm_training(inputs, gamma, beta, **options)
+        mean, inverse = operations.popnn_group_norm_statistics(inputs, **options)
+        again = operations.popnn_group_norm_inference(inputs, gamma, beta, mean, inverse, **options)
+    with tf.Session() as session:
+        own = session.run([*trained, mean, inverse, again], {inputs: fed})
+    members = [[c for c in range(8) if (c % 4 if strided else c // 2) == group] for group in range(4)]
+    want, means, inverses = x.astype(np.float64), [], []
+    for sample in range(2):
+        for channels in members:
+            part = want[sample][..., channels]
+            means.append(part.mean())
+            inverses.append(1 / np.sqrt(part.var() + 0.01))
+            want[sample][..., channels] = (part - means[-1]) * inverses[-1]
+    want = want * gamma + beta
+    want = want if data_format == "NHWC" else want.transpose(0, 3, 1, 2)
+    for got, value in zip(own, [want, means, inverses, means, inverses, want], strict=True):
+        np.testing.assert_allclose(got, value, rtol=2e-4, atol=1e-5)
