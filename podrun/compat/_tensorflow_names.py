@@ -34,6 +34,10 @@ MODULES: dict[str, tuple[str, ...]] = {
     "test_utils": ("support_for_tests", "events_of_tests"),
     "xla_test": ("cases_of_tests",),
     "gradient_accumulation_optimizer": ("wrapping_optimizers", "gradient_accumulation"),
+    "cross_replica_optimizer": ("wrapping_optimizers",),
+    "map_gradient_optimizer": ("wrapping_optimizers",),
+    "sharded_optimizer": ("wrapping_optimizers",),
+    "ipu_optimizer": ("wrapping_optimizers",),
     "data": ("dataset_benchmark",),
     "data.ops": ("dataset_benchmark",),
     "data.ops.dataset_ops": ("dataset_benchmark",),
@@ -159,6 +163,7 @@ MOVED_NAMES = {
         "bidirectional_dynamic_rnn": "ops.rnn:bidirectional_dynamic_rnn",
         "raw_rnn": "ops.rnn:raw_rnn",
     },
+    "eager.function": {"defun": "eager.polymorphic_function.polymorphic_function:function"},
     "ops": {"device": "framework.ops:device", "Graph": "framework.ops:Graph"},
     "ops.functional_ops": {"map_fn": "ops.map_fn:map_fn"},
     "feature_column": {

@@ -13,6 +13,10 @@ from tests.tensorflow.raw_pointwise import ORDINARY, ROWS
 _random = np.random.RandomState(14)
 
 
+_IMAGE = _random.rand(2, 5, 6, 4).astype(np.float32) * 3 + 1
+_SCALED = _random.randn(2, 5, 6, 4).astype(np.float32)
+
+
 def _case(op: str, function: Callable[..., Any], *arrays: np.ndarray, **options: Any) -> RawCase:
     """Results and gradients of a function of arrays; the case counts for ``op``."""
     return RawCase(op, "", {str(i): a for i, a in enumerate(arrays)}, function=function, **options)
@@ -119,6 +123,26 @@ FUNCTIONS: list[RawCase] = [
             skip_half="statistics",
         )
         for kind in ("FusedBatchNormV2", "FusedBatchNormV3")
+    ),
+    *(
+        case(
+            op,
+            "training" if training else "inference",
+            y_backprop=_SCALED,
+            x=_IMAGE,
+            scale=np.float32([1.5, 0.5, 2.0, 1.0]),
+            reserve_space_1=_IMAGE.mean((0, 1, 2)),
+            reserve_space_2=_IMAGE.var((0, 1, 2)),
+            epsilon=1e-3,
+            is_training=training,
+            _outputs=(0, 1, 2),
+            _gradient=False,
+            _skip_half="statistics",
+            _tolerance=1e-4,
+            **({"reserve_space_3": np.zeros((), np.float32)} if op.endswith("V3") else {}),
+        )
+        for op in ("FusedBatchNormGrad", "FusedBatchNormGradV2", "FusedBatchNormGradV3")
+        for training in (True, False)
     ),
     _case("TensorListStack", _written, ORDINARY),
     _case("TensorListGetItem", _read, ORDINARY),

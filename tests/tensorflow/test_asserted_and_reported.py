@@ -202,3 +202,53 @@ def test_accumulation_needs_no_initializer(tf: Any, ipu: Any) -> None:
         assert (step, x.tolist()) == (10, [20.0])
         np.testing.assert_allclose(y, [24.0])
         np.testing.assert_allclose(session.run(total), [9.0])
+
+
+def test_events_say_which_variables_cross_and_what_products_are_for(tf: Any, ipu: Any) -> None:
+    """What is fed has the first numbers; what a program wrote comes back as a whole when a part of it is fetched."""
+    config = ipu.config.IPUConfig()
+    ipu.test_utils.enable_ipu_events(config)
+    config.configure_ipu_system()
+    with ipu.scopes.ipu_scope(DEVICE):
+        x = tf.placeholder(tf.float32, [1, 4, 4, 2])
+        kernel = tf.get_variable("kernel", initializer=np.ones((3, 3, 2, 2), np.float32))
+        strided = tf.get_variable("strided", initializer=np.ones((3, 3, 2, 2), np.float32))
+        frozen = tf.get_variable("frozen", initializer=np.ones((8, 3), np.float32), trainable=False)
+        y = tf.nn.conv2d(x, kernel, 1, "SAME")
+        y = tf.nn.conv2d(tf.nn.conv2d(y, kernel, 1, "SAME"), strided, 2, "SAME")
+        loss = tf.reduce_sum(tf.reshape(y, [1, 8]) @ frozen)
+        train = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        report = ipu.test_utils.ReportJSON(tf.test.TestCase(), session)
+        report.reset()
+        for _ in range(2):
+            session.run([train, loss], {x: np.ones((1, 4, 4, 2))})
+        report.parse_log(assert_len=6)
+        report.assert_host_to_device_event_names(["1.0", "2.0", "3.0"])
+        report.assert_device_to_host_event_names([])
+        assert report.get_ml_type_counts() == [0, 6, 2, 3]
+        session.run(kernel)
+        report.parse_log(assert_len=1)
+        report.assert_device_to_host_event_names(["out_1.0", "out_2.0"])
+        session.run([kernel, strided])
+        report.assert_no_event()
+        session.run(y, {x: np.ones((1, 4, 4, 2))})
+        report.parse_log()
+        assert report.get_ml_type_counts() == [3, 0, 0, 0]
+
+
+def test_scopes_of_cases_lie_on_the_ipu(tf: Any) -> None:
+    cases = importlib.import_module("tensorflow.compiler.tests.xla_test")
+
+    class Case(cases.XLATestCase):  # type: ignore[misc, name-defined]
+        """A case of its own."""
+
+        def test_place(self) -> None:
+            """An operation in the scope lies on the IPU."""
+            with self.session() as session, self.test_scope():
+                x = tf.placeholder(tf.float16, [])
+                assert "device:IPU:0" in x.device
+                assert session.run(x * x, {x: 1000.0}) == 65504.0
+
+    Case("test_place").debug()

@@ -24,6 +24,7 @@ from podrun.tensorflow.execution.device_table import DEVICES
 from podrun.tensorflow.execution.host_pieces import CopiedOperations, HostPiece
 from podrun.tensorflow.execution.host_program import HostProgram
 from podrun.tensorflow.execution.placed_devices import is_placed_graph, placed_on
+from podrun.tensorflow.execution.trace_events import note_fetched, note_written
 
 if TYPE_CHECKING:
     from podrun.tensorflow.execution.host_pieces import GraphOperation, GraphTensor
@@ -65,8 +66,15 @@ class SessionCluster:
             ]
             outcome, written = self._program(arrays)(arrays)
             self._write(written, handles, compute)
+            self._note_written(written)
         for tensor, value in zip(plan.results, outcome, strict=True):
             known[tensor.ref()] = np.asarray(value, _numpy_type(tensor))[()]
+
+    def _note_written(self, written: Mapping[str, np.ndarray]) -> None:
+        assigned = [(self.plan.writes[k][0], value) for k, value in written.items() if k in self.plan.writes]
+        sizes = {assign.inputs[0].op.name: int(value.nbytes) for assign, value in assigned}
+        if assigned:
+            note_written(assigned[0][0].graph, sizes, len(self.plan.results))
 
     def _program(self, arrays: Sequence[np.ndarray]) -> HostProgram:
         shapes = tuple(a.shape for a in arrays)
@@ -176,6 +184,7 @@ class ClusterPlans:
         if DEVICES.connection == "NEVER":
             _refuse_initializers([*(t.op for t in tensors), *targets])
         if not plan.clusters:
+            note_fetched(graph, _variables_of(tensors))
             return plain(session, fetches, feed_dict, *rest)
         known: dict[Any, Any] = {t.ref(): value for t, value in fed}
 
@@ -185,6 +194,7 @@ class ClusterPlans:
         for cluster in plan.clusters:
             cluster.run(known, compute, self._updating)
         plan.last.run(known, compute)
+        note_fetched(graph, _variables_of(tensors))
         return handler.build_results(session, [known[t.ref()] for t in tensors])
 
     def _plan(
@@ -231,6 +241,11 @@ def _refuse_initializers(starts: Sequence[GraphOperation]) -> None:
         before = [*(t.op for t in operation.inputs), *operation.control_inputs]
         waiting += [o for o in before if o not in seen]
         seen.update(before)
+
+
+def _variables_of(tensors: Sequence[GraphTensor]) -> list[str]:
+    """The variables whose values are among the tensors, by name."""
+    return [t.op.inputs[0].op.name for t in tensors if t.op.type == "ReadVariableOp"]
 
 
 def _fed_tensors(graph: tf.Graph, feed_dict: Any) -> list[tuple[GraphTensor, Any]] | None:

@@ -265,7 +265,7 @@ class StepProgram:
         self._reports = DEVICES.compiled[content] = reports
         if not cached:
             spent = time.monotonic() - begun
-            note_compilation(self.source.name, self.source.ordinal, spent, dict(self.step.places))
+            note_compilation(self.source, self.step, spent)
 
     def _modelled(self) -> ModelledStep:
         return ModelledStep(
@@ -335,7 +335,7 @@ class StepProgram:
             self._on_device[key] = np.array(value)
         if self.source.reported:
             sent = {key: value for key, value in changed.items() if key in self.source.resources}
-            note_variables_sent(self.source.ordinal, sent)
+            note_variables_sent(self.source, sent)
         if whole:
             parts.transfer.from_host()
         elif changed:

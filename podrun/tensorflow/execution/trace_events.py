@@ -2,7 +2,7 @@
 
 A configuration asks for them with ``ipu.test_utils.enable_ipu_events``. A program gives four: its compilation begins
 and ends, it is loaded, it runs. Variables that go to the device give one more before the run, with their names and
-bytes. What the host reads back gives none: podrun returns the variables with each run.
+bytes; those that the host fetches after a program wrote them, one as well.
 """
 
 from __future__ import annotations
@@ -10,14 +10,19 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-from podrun.runtime.graph import Place
+from podrun.runtime.graph import Node, Place, reads
 from podrun.tensorflow.execution.device_table import DEVICES
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+    from podrun.tensorflow.execution.step_program import ReadStep, StepSource
 
 KINDS = (
     "COMPILE_BEGIN", "COMPILE_END", "HOST_TO_DEVICE_TRANSFER", "DEVICE_TO_HOST_TRANSFER", "LOAD_ENGINE", "EXECUTE",
@@ -98,9 +103,10 @@ def _note(kind: str, ordinal: int, part: str, **fields: object) -> None:
         del _events[:-MOST_EVENTS]
 
 
-def note_compilation(name: str, ordinal: int, seconds: float, places: Mapping[str, Place]) -> None:
-    """A program was compiled in so many seconds. ``places``: where its operations lie."""
+def note_compilation(source: StepSource, step: ReadStep, seconds: float) -> None:
+    """A program was compiled in so many seconds."""
     if events_wanted():
+        name, ordinal, places = source.name, source.ordinal, dict(step.places)
         module = name.encode()
         tiles = _tensor_map(name, places, int(DEVICES.config.ipu_model.tiles_per_ipu or TILES))
         _note("COMPILE_BEGIN", ordinal, "compile_begin", module_name=module)
@@ -112,7 +118,7 @@ def note_compilation(name: str, ordinal: int, seconds: float, places: Mapping[st
             module_name=module,
             duration=duration,
             tensor_map=json.dumps({"mappings": tiles}).encode(),
-            instruction_info=b'{"ml_types": {}}',
+            instruction_info=json.dumps({"ml_types": ml_types(step.nodes)}).encode(),
         )
 
 
@@ -140,12 +146,84 @@ def note_run(name: str, ordinal: int) -> None:
         _note("EXECUTE", ordinal, "execute", module_name=name.encode())
 
 
-def note_variables_sent(ordinal: int, values: Mapping[str, np.ndarray]) -> None:
-    """Variables went to the device."""
+INFERENCE, FORWARD, BACKWARD, UPDATE = range(1, 5)
+"""What a product or convolution is for: inference, or in training the forward pass, the gradient of its input, or the
+gradient of its weight.
+"""
+_PRODUCTS = ("MatMul", "BatchMatMulV2", "Conv2D", "Conv3D", "DepthwiseConv2dNative")
+
+
+def ml_types(nodes: Sequence[Node]) -> dict[str, int]:
+    """Product or convolution of a step -> what it is for. The gradient of the input of a convolution without strides is
+    two of the forward pass, because it is a convolution with the weights turned around.
+    """
+    types: dict[str, int] = {}
+    for node in nodes:
+        if node.op_type in _PRODUCTS:
+            types[node.label] = INFERENCE
+        if node.op_type != "Differentiate":
+            continue
+        graph = node["graph"]
+        varying = set(graph.inputs[: node["sources"]])
+        for inner in graph.nodes:
+            if inner.op_type in _PRODUCTS:
+                types[inner.label] = FORWARD
+                turned = "Conv" in inner.op_type and set(inner.get("strides", (1,))) == {1}
+                if inner.inputs[0] in varying and turned:
+                    types |= {f"{inner.label}/turned": FORWARD, f"{inner.label}/input": FORWARD}
+                elif inner.inputs[0] in varying:
+                    types[f"{inner.label}/input"] = BACKWARD
+                if inner.inputs[1] in varying:
+                    types[f"{inner.label}/weight"] = UPDATE
+            if varying & reads(inner):
+                varying.update(inner.outputs)
+    return types
+
+
+def note_variables_sent(source: StepSource, values: Mapping[str, np.ndarray]) -> None:
+    """Variables went to the device. They are named by their number among what the program takes: first what is fed,
+    then variables.
+    """
     if events_wanted() and values:
-        tensors = [{"name": name, "size": int(value.nbytes)} for name, value in values.items()]
-        data = {"tensors": tensors, "total_size": sum(int(value.nbytes) for value in values.values())}
-        _note("HOST_TO_DEVICE_TRANSFER", ordinal, "data_transfer", data_transfer=json.dumps(data).encode())
+        ordered = sorted(source.resources, key=lambda key: int(key.rpartition("/")[2]))
+        first = len(set(source.names.values()) - source.resources)
+        sizes = [(f"{first + ordered.index(key)}.0", int(value.nbytes)) for key, value in values.items()]
+        _note_transfer("HOST_TO_DEVICE_TRANSFER", source.ordinal, sizes)
+
+
+def _note_transfer(kind: str, ordinal: int, sizes: Sequence[tuple[str, int]]) -> None:
+    tensors = [{"name": name, "size": size} for name, size in sizes]
+    data = {"tensors": tensors, "total_size": sum(size for _, size in sizes)}
+    _note(kind, ordinal, "data_transfer", data_transfer=json.dumps(data).encode())
+
+
+_changed: dict[tuple[int, str], list[tuple[tuple[int, str], str, int]]] = {}
+"""Variable (graph and name) that a program wrote and the host has not fetched since -> all that the program wrote, each
+with its name among the outputs and its bytes.
+"""
+
+
+def note_written(graph: tf.Graph, written: Mapping[str, int], outputs: int) -> None:
+    """A program wrote variables of a graph, by name with their bytes, behind so many other outputs."""
+    if events_wanted() and written:
+        names = [(id(graph), name) for name in written]
+        group = [
+            (name, f"out_{outputs + rank}.0", size)
+            for rank, (name, size) in enumerate(zip(names, written.values(), strict=True))
+        ]
+        _changed.update(dict.fromkeys(names, group))
+
+
+def note_fetched(graph: tf.Graph, names: Sequence[str], ordinal: int = 0) -> None:
+    """The host fetches variables of a graph: what the program wrote that wrote one of them comes back as a whole."""
+    if not _changed or not events_wanted():
+        return
+    for name in names:
+        group = _changed.get((id(graph), name), [])
+        if group:
+            _note_transfer("DEVICE_TO_HOST_TRANSFER", ordinal, [(own, size) for _, own, size in group])
+        for key, _, _ in group:
+            _changed.pop(key, None)
 
 
 def taken_events() -> list[bytes]:

@@ -142,6 +142,19 @@ class XLATestCase(tf.test.TestCase):  # type: ignore[misc]
         with tf.compat.v1.Session(graph=graph) as session, graph.as_default():
             yield session
 
+    @contextlib.contextmanager
+    def device_scope(self, compilation_device: str) -> Iterator[None]:
+        """Operations made here lie on a device, by its name or number 0 of its kind."""
+        name = compilation_device if "/" in compilation_device else f"/device:{compilation_device}:0"
+        with tf.device(name):
+            yield
+
+    @contextlib.contextmanager
+    def test_scope(self) -> Iterator[None]:
+        """Operations made here lie on the IPU."""
+        with self.device_scope(self.device):
+            yield
+
     def cached_session(self) -> None:
         """NotImplementedError: tests take `session`."""
         raise NotImplementedError("cached_session not supported on XLATestCase, please use session")

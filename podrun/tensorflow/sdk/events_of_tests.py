@@ -16,7 +16,15 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from podrun.tensorflow.execution.trace_events import KINDS, IpuTraceEvent, taken_events
+from podrun.tensorflow.execution.trace_events import (
+    BACKWARD,
+    FORWARD,
+    INFERENCE,
+    KINDS,
+    UPDATE,
+    IpuTraceEvent,
+    taken_events,
+)
 from podrun.tensorflow.sdk.cases_of_tests import check_in_test
 
 _TO_DEVICE = KINDS.index("HOST_TO_DEVICE_TRANSFER")
@@ -202,6 +210,29 @@ class ReportJSON:
                 check_in_test(
                     len(fnmatch.filter(sent, name)) == 1, msg or f"{sent} went to the device, not {name}"
                 )
+
+    def get_device_to_host_event_names(self, event_idx: int = 0) -> list[str]:
+        """The variables that came back to the host."""
+        return [tensor["name"] for tensor in self.events[_TO_HOST][event_idx]["tensors"]]
+
+    def assert_device_to_host_event_names(
+        self, names: Sequence[str], msg: str | None = None, event_idx: int = 0
+    ) -> None:
+        """Each pattern fits one of the variables that came back to the host, and there are no others."""
+        came = self.get_device_to_host_event_names(event_idx) if self.events.get(_TO_HOST) else []
+        fits = len(names) == len(came) and all(len(fnmatch.filter(came, name)) == 1 for name in names)
+        check_in_test(fits, msg or f"{came} came back to the host, not {list(names)}")
+
+    def assert_contains_device_to_host_transfer_event(self) -> None:
+        """Variables came back to the host."""
+        check_in_test(bool(self.events.get(_TO_HOST)), "no variables came back to the host")
+
+    def get_ml_type_counts(self) -> list[int]:
+        """How many products and convolutions there are for inference, the forward pass, gradients of inputs, and
+        gradients of weights.
+        """
+        types = list(self.instruction_info.get("ml_types", {}).values())
+        return [types.count(kind) for kind in (INFERENCE, FORWARD, BACKWARD, UPDATE)]
 
     def assert_contains_host_to_device_transfer_event(self) -> None:
         """Variables went to the device."""
