@@ -58,7 +58,7 @@ class SessionCluster:
             return
         handles = {key: value for key, value in known.items() if key.deref().dtype == tf.resource}
         with turn if plan.variables else nullcontext():
-            read = _read_values(compute, [plan.entering[i] for i in plan.variables], handles)
+            read = compute([plan.entering[i] for i in plan.variables], handles) if plan.variables else []
             of_variables = dict(zip(plan.variables, read, strict=True))
             arrays = [
                 _checked(t, of_variables[i] if i in of_variables else known[t.ref()])
@@ -104,37 +104,6 @@ class SessionCluster:
                 assigns.append(assign)
             compute(assigns, {**handles, **feeds})
             waiting = later
-
-
-_ZEROS = "_ipu_starts_with_zeros"
-"""The attribute of variables for which no initializer has to run."""
-
-
-def start_with_zeros(variable: tf.Variable) -> tf.Variable:
-    """The variable, of zeros where its initializer has not run: state of the device, of which programs know nothing."""
-    if not tf.executing_eagerly():
-        variable.handle.op._set_attr(_ZEROS, tf.compat.v1.AttrValue(b=True))
-    return variable
-
-
-def starts_with_zeros(handle: GraphTensor) -> bool:
-    """Whether a variable of a graph is of zeros where its initializer has not run."""
-    return _ZEROS in handle.op.node_def.attr
-
-
-def _read_values(
-    compute: Callable[..., Any], tensors: Sequence[GraphTensor], handles: Mapping[Any, Any]
-) -> list[Any]:
-    """The values of variables that a cluster reads."""
-    alone = [t for t in tensors if t.op.type == "ReadVariableOp" and starts_with_zeros(t.op.inputs[0])]
-    others = [t for t in tensors if all(t is not a for a in alone)]
-    values = dict(zip(map(id, others), compute(others, handles) if others else [], strict=True))
-    for tensor in alone:
-        try:
-            values[id(tensor)] = compute([tensor], handles)[0]
-        except tf.errors.FailedPreconditionError:
-            values[id(tensor)] = np.zeros(tensor.shape.as_list(), _numpy_type(tensor))
-    return [values[id(tensor)] for tensor in tensors]
 
 
 def _numpy_type(tensor: GraphTensor) -> Any:

@@ -24,7 +24,7 @@ from podrun.core.errors import (
 )
 from podrun.private_apis.tensorflow import private_module, symbol
 from podrun.runtime.feeds import FeedEndedError
-from podrun.tensorflow.execution.clusters import cluster_run, starts_with_zeros
+from podrun.tensorflow.execution.clusters import cluster_run
 from podrun.tensorflow.execution.host_program import HostProgram
 from podrun.tensorflow.execution.placed_devices import name_device
 from podrun.tensorflow.execution.program_parts import PartedProgram
@@ -65,15 +65,6 @@ def value_tensor(tensor: tf.Tensor) -> tf.Tensor:
     return _read_variable(tensor, variable_type(tensor)[0]) if tensor.dtype == tf.resource else tensor
 
 
-def _read_or_zeros(handle: tf.Tensor) -> tf.Tensor:
-    dtype, shape = variable_type(handle)
-    if tf.executing_eagerly() or not starts_with_zeros(handle):
-        return _read_variable(handle, dtype)
-    with tf.device("/device:CPU:0"):
-        there = tf.raw_ops.VarIsInitializedOp(resource=handle)
-        return tf.cond(there, lambda: _read_variable(handle, dtype), lambda: tf.zeros(shape, dtype))
-
-
 def launch_program(
     program: HostProgram | PartedProgram, arguments: Sequence[tf.Tensor]
 ) -> list[tf.Tensor | tf.Operation]:
@@ -81,7 +72,7 @@ def launch_program(
     values = []
     for tensor in arguments:
         is_handle = tensor.dtype == tf.resource
-        values.append(_read_or_zeros(tensor) if is_handle else tensor)
+        values.append(_read_variable(tensor, variable_type(tensor)[0]) if is_handle else tensor)
     types = [t.dtype for t in program.results]
     if tf.executing_eagerly():
         try:

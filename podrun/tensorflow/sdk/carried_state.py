@@ -17,7 +17,6 @@ from podrun.tensorflow.capture.gradient_cuts import watch_gradient
 from podrun.tensorflow.capture.markers import mark_like, reference
 from podrun.tensorflow.capture.places import pipeline_of
 from podrun.tensorflow.capture.program_graphs import in_program, innermost_program
-from podrun.tensorflow.execution.clusters import start_with_zeros
 from podrun.tensorflow.sdk.gradient_accumulation import zero_variable
 
 
@@ -26,7 +25,7 @@ def fifo(x: tf.Tensor, depth: int, offload: bool = False, name: str | None = Non
     if depth < 1:
         raise ValueError(f"fifo needs a depth of at least 1, not {depth}.")
     x = tf.convert_to_tensor(x)
-    held = start_with_zeros(zero_variable(name or "fifo", [depth, *x.shape], x.dtype))
+    held = zero_variable(name or "fifo", [depth, *x.shape], x.dtype)
     line = held.read_value()
     moved = held.assign(tf.concat([line[1:], x[None]], 0), read_value=False)
     with tf.control_dependencies([moved]):
@@ -74,8 +73,8 @@ def ipu_stateful_gradient_accumulate(
 ) -> tf.Tensor:
     """The sum of so many calls at the last of them, zeros otherwise."""
     gradient = tf.convert_to_tensor(input)
-    total = start_with_zeros(zero_variable("gradient_accumulator", gradient.shape, gradient.dtype))
-    count = start_with_zeros(zero_variable("gradient_accumulation_counter", [], tf.int32))
+    total = zero_variable("gradient_accumulator", gradient.shape, gradient.dtype)
+    count = zero_variable("gradient_accumulation_counter", [], tf.int32)
     summed, step = total.read_value() + gradient, count.read_value()
     last = tf.equal(step, num_mini_batches - 1)
     nothing = tf.zeros_like(gradient)
@@ -94,7 +93,7 @@ def ipu_stateful_gradient_accumulate_with_momentum(
     ``momentum``; each adds its gradient.
     """
     gradient = tf.convert_to_tensor(grad)
-    count = start_with_zeros(zero_variable("gradient_accumulation_counter", [], tf.int32))
+    count = zero_variable("gradient_accumulation_counter", [], tf.int32)
     step, before = count.read_value(), tf.raw_ops.ReadVariableOp(resource=accum, dtype=gradient.dtype)
     after = tf.where(tf.equal(step, 0), momentum * before, before) + gradient
     last = tf.equal(step, num_mini_batches - 1)

@@ -16,7 +16,6 @@ import tensorflow as tf
 
 from podrun.tensorflow.capture.markers import mark, reference
 from podrun.tensorflow.capture.program_graphs import innermost_program, outermost_program
-from podrun.tensorflow.execution.clusters import start_with_zeros
 from podrun.tensorflow.execution.launching import launched_operation, raising_itself
 from podrun.tensorflow.sdk.gradient_accumulation import zero_variable
 
@@ -99,7 +98,7 @@ def _table(embedding_id: str, shape: Sequence[int], dtype: tf.DType) -> tf.Varia
     with tf.init_scope():
         key = id(tf.compat.v1.get_default_graph()), embedding_id
     if key not in _tables:
-        _tables[key] = start_with_zeros(zero_variable(f"host_embedding_{embedding_id}", shape, dtype))
+        _tables[key] = zero_variable(f"host_embedding_{embedding_id}", shape, dtype)
     return _tables[key]
 
 
