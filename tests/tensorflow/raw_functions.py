@@ -17,6 +17,18 @@ _IMAGE = _random.rand(2, 5, 6, 4).astype(np.float32) * 3 + 1
 _SCALED = _random.randn(2, 5, 6, 4).astype(np.float32)
 
 
+_SMALL = _random.randn(2, 3, 3, 2).astype(np.float32)
+_POOLED = _random.randn(2, 3, 3, 4).astype(np.float32)
+_TWO = {"ksize": [1, 2, 2, 1], "strides": [1, 2, 2, 1]}
+_THREE = {"ksize": [1, 2, 2, 1, 1], "strides": [1, 2, 2, 1, 1]}
+
+
+def _pooled(image: np.ndarray) -> np.ndarray:
+    """The maximum of windows of two by two; a row is missing."""
+    whole = np.pad(image, ((0, 0), (0, 1), (0, 0), (0, 0)), constant_values=-np.inf)
+    return whole.reshape(2, 3, 2, 3, 2, 4).max((2, 4)).astype(np.float32)
+
+
 def _case(op: str, function: Callable[..., Any], *arrays: np.ndarray, **options: Any) -> RawCase:
     """Results and gradients of a function of arrays; the case counts for ``op``."""
     return RawCase(op, "", {str(i): a for i, a in enumerate(arrays)}, function=function, **options)
@@ -123,6 +135,47 @@ FUNCTIONS: list[RawCase] = [
             skip_half="statistics",
         )
         for kind in ("FusedBatchNormV2", "FusedBatchNormV3")
+    ),
+    *(
+        case(op, "", **arguments, strides=[1, 2, 2, 1], padding="SAME", _gradient=False, _half_tolerance=2e-2)
+        for op, arguments in (
+            ("Conv2DBackpropFilter", {"input": _IMAGE, "filter_sizes": [3, 3, 4, 2], "out_backprop": _SMALL}),
+            (
+                "DepthwiseConv2dNativeBackpropFilter",
+                {"input": _IMAGE[..., :2], "filter_sizes": [3, 3, 2, 1], "out_backprop": _SMALL},
+            ),
+            (
+                "DepthwiseConv2dNativeBackpropInput",
+                {"input_sizes": [2, 5, 6, 2], "filter": _SCALED[0, :3, :3, :2, None], "out_backprop": _SMALL},
+            ),
+        )
+    ),
+    case(
+        "Conv3DBackpropFilterV2",
+        input=_IMAGE[..., None],
+        filter_sizes=[2, 2, 2, 1, 3],
+        out_backprop=_random.rand(2, 4, 5, 3, 3).astype(np.float32),
+        strides=[1, 1, 1, 1, 1],
+        padding="VALID",
+        _gradient=False,
+        _half_tolerance=2e-2,
+    ),
+    *(
+        case(op, "", **arguments, padding="SAME", _gradient=False)
+        for op, arguments in (
+            ("MaxPoolGrad", {"orig_input": _IMAGE, "orig_output": _pooled(_IMAGE), "grad": _POOLED, **_TWO}),
+            ("AvgPoolGrad", {"orig_input_shape": [2, 5, 6, 4], "grad": _POOLED, **_TWO}),
+            (
+                "MaxPool3DGrad",
+                {
+                    "orig_input": _IMAGE[..., None],
+                    "orig_output": _pooled(_IMAGE)[..., None],
+                    "grad": _POOLED[..., None],
+                    **_THREE,
+                },
+            ),
+            ("AvgPool3DGrad", {"orig_input_shape": [2, 5, 6, 4, 1], "grad": _POOLED[..., None], **_THREE}),
+        )
     ),
     *(
         case(

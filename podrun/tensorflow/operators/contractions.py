@@ -123,41 +123,6 @@ def _conv3(ctx: Context, node: Node, x: Array, w: Array) -> Array:
     )  # fmt: skip
 
 
-@computes("FusedBatchNormGrad", "FusedBatchNormGradV2", "FusedBatchNormGradV3",
-          attributes="epsilon is_training data_format replicas")  # fmt: skip
-def _batch_norm_gradient(
-    ctx: Context,
-    node: Node,
-    gradient: Array,
-    x: Array,
-    scale: Array,
-    mean: Array,
-    variance: Array,
-    *rest: Array,
-) -> tuple[Array, ...]:
-    """Gradients of the inputs, the scale and the offset, with the statistics that are given. In training those of the
-    inputs are taken over the batches of ``replicas`` neighbours.
-    """
-    axes, shape = ((0, 2, 3), (1, -1, 1, 1)) if node["data_format"] == "NCHW" else ((0, 1, 2), (1, 1, 1, -1))
-    g, centred = gradient.astype(jnp.float32), x.astype(jnp.float32) - mean.reshape(shape)
-    inverse = lax.rsqrt(variance + node["epsilon"])
-    of_scale, of_offset = (g * centred).sum(axes) * inverse, g.sum(axes)
-    inner = g
-    if node["is_training"]:
-        replicas, count = node.get("replicas", 1), x.size // mean.size
-
-        def over_replicas(mean: Array) -> Array:
-            return (
-                mean if replicas == 1 else all_reduce(mean, Combination.MEAN, neighbour_groups(ctx, replicas))
-            )
-
-        slope = over_replicas(of_scale / count) * inverse
-        inner = g - over_replicas(of_offset / count).reshape(shape) - centred * slope.reshape(shape)
-    of_x = (inner * (scale * inverse).reshape(shape)).astype(x.dtype)
-    nothing = jnp.zeros(0, jnp.float32)
-    return of_x, of_scale, of_offset, nothing, nothing
-
-
 @computes("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3",
           attributes="epsilon is_training data_format exponential_avg_factor replicas")  # fmt: skip
 def _batch_norm(

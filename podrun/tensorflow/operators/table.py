@@ -28,6 +28,7 @@ FAMILIES = (
     "forming",
     "picking",
     "contractions",
+    "backward",
     "images",
     "updates",
     "branches_and_loops",
