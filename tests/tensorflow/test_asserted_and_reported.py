@@ -252,3 +252,21 @@ def test_scopes_of_cases_lie_on_the_ipu(tf: Any) -> None:
                 assert session.run(x * x, {x: 1000.0}) == 65504.0
 
     Case("test_place").debug()
+
+
+def test_flags_ask_for_tables_of_compiled_programs(
+    tf: Any, ipu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = f"--save_vertex_graph={tmp_path} --save_interval_report={tmp_path}"
+    monkeypatch.setenv("TF_POPLAR_FLAGS", flags)
+    ipu.config.IPUConfig().configure_ipu_system()
+    x = tf.placeholder(tf.float32, [2048])
+    with ipu.scopes.ipu_scope(DEVICE):
+        (total,) = ipu.ipu_compiler.compile(lambda v: v + v + 1.0, [x])
+    with tf.Session() as session:
+        session.run(total, {x: np.ones(2048)})
+    (graph,), (table,) = tmp_path.glob("*.vertex_graph"), tmp_path.glob("*.csv")
+    assert "AddV2" in graph.read_text()
+    rows = [line.split(",") for line in table.read_text().splitlines()[1:]]
+    assert sum(int(size) for *_, size in rows) > 0
+    monkeypatch.delenv("TF_POPLAR_FLAGS")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import tensorflow as tf
@@ -63,9 +64,11 @@ def recurrent_call(
     state: Sequence[tf.Tensor],
     lengths: tf.Tensor | None = None,
     attention: tf.Tensor | None = None,
+    memory_share: float = 0.0,
 ) -> tuple[tf.Tensor, list[tf.Tensor]]:
     """All outputs ``[time, batch, units]`` and the last states of x ``[time, batch, input]``. ``weights``: kernel, the
-    state's kernel, bias; ``lengths`` ``[batch]``: outputs behind them are 0; ``attention`` ``[time, batch]``.
+    state's kernel, bias; ``lengths`` ``[batch]``: outputs behind them are 0; ``attention`` ``[time, batch]``;
+    ``memory_share``: the part of the tiles for temporary data, which may not be negative.
     """
     x = tf.convert_to_tensor(x)
     units = int(weights[1].shape[0])
@@ -81,6 +84,7 @@ def recurrent_call(
         reset_after=cell.reset_after,
         lengths=lengths is not None,
         attention=attention is not None,
+        memory_share=memory_share,
     )
     return outputs[0], list(outputs[1:])
 
@@ -93,6 +97,15 @@ def zero_states(cell: LayerCell, x: tf.Tensor, batch_axis: int, units: int) -> l
     return [tf.zeros([size, units], x.dtype) for _ in range(cell.states)]
 
 
+def _least_share(options: Mapping[str, object]) -> float:
+    """The smallest ``availableMemoryProportion`` of the options of both passes, which are JSON texts; 0 without one."""
+    shares = [0.0]
+    for name in ("options", "options_bwd"):
+        chosen = json.loads(str(options.get(name) or "{}")) or {}
+        shares.append(float(chosen.get("availableMemoryProportion") or 0.0))
+    return min(shares)
+
+
 def _library_call(
     cell: LayerCell,
     inputs: tf.Tensor,
@@ -100,6 +113,7 @@ def _library_call(
     biases: tf.Tensor,
     state: Sequence[tf.Tensor],
     *more: tf.Tensor | None,
+    options: Mapping[str, object],
 ) -> tuple[tf.Tensor | None, ...]:
     """Outputs, last states, and None for what a library keeps for the backward pass. ``kernel``: rows of the input,
     then of the state; ``biases`` ``[gates, units]``, or ``[gates, 2, units]`` for ``reset_after``.
@@ -109,7 +123,9 @@ def _library_call(
     turned = tf.transpose(biases, [1, 0, 2]) if cell.reset_after else biases
     biases = tf.reshape(turned, [2, -1] if cell.reset_after else [-1])
     starts = [tf.convert_to_tensor(s) for s in state]
-    outputs, last = recurrent_call(cell, inputs, [kernel[:size], kernel[size:], biases], starts, *more)
+    weights = [kernel[:size], kernel[size:], biases]
+    share = _least_share(options)
+    outputs, last = recurrent_call(cell, inputs, weights, starts, *more, memory_share=share)
     return outputs, *last, None
 
 
@@ -128,7 +144,9 @@ def popnn_lstm_layer(
     names) change no values.
     """
     cell = LayerCell("lstm", activation, recurrent_activation)
-    return _library_call(cell, inputs, kernel, biases, [input_h_state, input_c_state], seq_len)
+    return _library_call(
+        cell, inputs, kernel, biases, [input_h_state, input_c_state], seq_len, options=options
+    )
 
 
 def popnn_gru_layer(
@@ -147,7 +165,7 @@ def popnn_gru_layer(
     ``popnn_augru_layer``.
     """
     cell = LayerCell("gru", activation, recurrent_activation, reset_after)
-    return _library_call(cell, inputs, kernel, biases, [initial_state], seq_len, att_score)
+    return _library_call(cell, inputs, kernel, biases, [initial_state], seq_len, att_score, options=options)
 
 
 LIBRARY_LAYERS = {

@@ -9,7 +9,6 @@ JAX derives, accumulators, and an update with as many slots for each weight as t
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,17 +19,14 @@ import numpy as np
 
 from podrun.compiler.compile import model_program
 from podrun.compiler.program import PipelineOrder
-from podrun.core.environment import POPLAR_ENGINE_OPTIONS
 from podrun.core.executable import Retrieval, TensorSpec
 from podrun.runtime.building import build_model
-from podrun.runtime.environment import ours
 from podrun.runtime.graph import Model, Node, OperatorGraph, Place, TensorType, prune, reads
 from podrun.runtime.model_lowering import Request
 from podrun.runtime.optimizers.hyperparameters import Clipping, Hyperparameter, UpdateContext
 from podrun.runtime.optimizers.rules import Compound, Rule, WeightUpdate, state_spec
 from podrun.runtime.pipelining import check_homes
 from podrun.runtime.placing import place
-from podrun.runtime.session_reports import SessionReports
 from podrun.runtime.settings import FixedPlan, PlacedBy, Recomputation, Returned, RunSettings
 from podrun.tensorflow.capture.places import PipelineShape
 from podrun.tensorflow.graph.differentiation import trimmed
@@ -306,24 +302,6 @@ def modelled_report(
     )
     built = build_model(Model(graph, TensorFlowOperators(), trained=trained or None), request)
     return model_program(built.program, target=target)
-
-
-def write_reports(reports: SessionReports, program: str, *, unless_asked: bool) -> None:
-    """Write the reports of a program, with ``framework.json`` beside them, and check that it fits its tiles.
-
-    ``unless_asked``: the program was not compiled but came from a cache. Only ``POPLAR_ENGINE_OPTIONS``, with which
-    ``podrun profile`` asks, lets it have reports; in the SDK nothing does. PoplarError if it does not fit.
-    """
-    from tensorflow import version
-
-    options = reports.engine_settings()
-    if unless_asked and POPLAR_ENGINE_OPTIONS not in ours():
-        options = replace(options, graph_profile=False, execution_profile=False)
-    reports.after_compile(options)
-    if reports.folder is not None:
-        framework = {"framework": "TensorFlow", "version": version.VERSION, "module": program}
-        text = json.dumps(framework, indent=2) + "\n"
-        (reports.folder / "framework.json").write_text(text, encoding="utf-8")
 
 
 StepTaker = Callable[[ModelledStep, Mapping[str, TensorType], Mapping[str, np.ndarray]], None]

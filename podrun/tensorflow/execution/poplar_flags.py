@@ -41,6 +41,10 @@ class PoplarFlags:
     cache_directory: str = ""
     ipu_model: bool = False
     counted_runs: int = 0
+    vertex_graphs: str = ""
+    """The folder for a list of what each compiled program computes."""
+    interval_reports: str = ""
+    """The folder for a table of the memory of each compiled program's tiles."""
 
 
 def read_flags(environ: Mapping[str, str] | None = None) -> PoplarFlags:
@@ -59,6 +63,8 @@ def read_flags(environ: Mapping[str, str] | None = None) -> PoplarFlags:
         values.get("executable_cache_path", ""),
         _on(values.get("use_ipu_model")),
         _number(values.get("log_cycle_count", "") or "0"),
+        values.get("save_vertex_graph", ""),
+        values.get("save_interval_report", ""),
     )
 
 

@@ -34,7 +34,7 @@ from podrun.runtime.words import SessionCall
 from podrun.tensorflow.capture.places import PipelineShape
 from podrun.tensorflow.capture.program_graphs import FunctionGraph
 from podrun.tensorflow.execution.device_table import DEVICES
-from podrun.tensorflow.execution.modelling import ModelledStep, modelled_report, offer_step, write_reports
+from podrun.tensorflow.execution.modelling import ModelledStep, modelled_report, offer_step
 from podrun.tensorflow.execution.poplar_flags import flags
 from podrun.tensorflow.execution.trace_events import (
     note_compilation,
@@ -42,6 +42,7 @@ from podrun.tensorflow.execution.trace_events import (
     note_run,
     note_variables_sent,
 )
+from podrun.tensorflow.execution.written_reports import write_reports
 from podrun.tensorflow.graph import structure, tensor_lists
 from podrun.tensorflow.graph.builder import ASSERTIONS, GraphBuilder, ProgramFacts, Value, VariableHandle
 from podrun.tensorflow.graph.differentiation import trimmed
@@ -261,7 +262,7 @@ class StepProgram:
         moment = datetime.now().astimezone().strftime("%Y-%m-%d__%H-%M-%S-%f")
         reports = SessionReports(shown, self.settings, ipus, f"tf_report__{moment}__{os.getpid()}")
         cached = bool(flags().cache_directory) and not parts.loader.compiler.compiled_here
-        write_reports(reports, self.source.name, unless_asked=cached)
+        write_reports(reports, self.source.name, cached=cached)
         self._reports = DEVICES.compiled[content] = reports
         if not cached:
             spent = time.monotonic() - begun

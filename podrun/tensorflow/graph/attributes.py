@@ -13,12 +13,12 @@ _make_ndarray = symbol("framework.tensor_util.MakeNdarray")
 _TYPES_ALONE = {
     "Index", "N", "S", "SrcT", "T", "TI", "TL", "Ta", "Talpha", "Targmax", "Taxis", "Tb", "Tblock_shape", "Tcond",
     "Tcrops", "Tdim", "Tidx", "Tindex", "Tin", "Tindices", "Tk", "Tlabels", "Tlen", "Tmultiples", "Tnumsegments",
-    "TInput", "Tout", "Tpadding", "Tpaddings", "Tparams", "Tperm", "Treal", "Truncate", "Tseed", "Tsegmentids", "Tshape",
+    "Tout", "Tpadding", "Tpaddings", "Tparams", "Tperm", "Treal", "Truncate", "Tseed", "Tsegmentids", "Tshape",
     "Tshift", "U", "allowed_devices", "bad_color", "container", "debug_name", "dtype", "element_dtype",
     "element_type", "grad_a", "grad_b", "grad_x", "grad_y", "incompatible_shape_error", "index_type",
     "lower_using_switch_merge", "message", "num_split_dims", "out_type", "parallel_iterations", "seed", "seed2",
     "shape_type", "shared_name", "size_splits", "use_cudnn_on_gpu", "use_locking", "use_node_name_sharing",
-    "validate_indices", "validate_shape",
+    "validate_indices", "validate_shape", "TInput",
 }  # fmt: skip
 """Attributes that only say what inputs and outputs say themselves, or that mean nothing on an IPU."""
 

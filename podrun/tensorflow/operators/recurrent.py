@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 
+from podrun.core.errors import InvalidOptionError
 from podrun.numerics.recurrence import Cell, CellWeights, Sequences, cell_activations, recurrence
 from podrun.tensorflow.operators.table import computes
 
@@ -35,12 +36,18 @@ def _wide(x: jax.Array) -> jax.Array:
 
 
 @computes(
-    "Podrun:recurrence", attributes="cell activation recurrent_activation reset_after lengths attention"
+    "Podrun:recurrence",
+    attributes="cell activation recurrent_activation reset_after lengths attention memory_share",
 )
 def _recurrence(ctx: Context, node: Node, x: jax.Array, *rest: jax.Array) -> tuple[jax.Array, ...]:
     """From x ``[time, batch, input]``, the kernels ``[input, g*h]`` and ``[h, g*h]``, the bias ``[g*h]`` (``[2, g*h]``
     for a GRU that resets after its product) and the states: all outputs and the last states, in the type of x.
     """
+    share = node.get("memory_share", 0)
+    if share < 0:
+        raise InvalidOptionError(
+            f"availableMemoryProportion of a recurrent layer is {share}. Value must be greater than or equal to 0."
+        )
     dtype = jnp.asarray(x).dtype
     lstm = node["cell"] == "lstm"
     entering, recurrent, bias, *others = [_wide(value) for value in rest]
