@@ -270,3 +270,19 @@ def test_flags_ask_for_tables_of_compiled_programs(
     rows = [line.split(",") for line in table.read_text().splitlines()[1:]]
     assert sum(int(size) for *_, size in rows) > 0
     monkeypatch.delenv("TF_POPLAR_FLAGS")
+
+
+def test_an_outfeed_has_no_last_value_under_synthetic_data(
+    tf: Any, ipu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = ipu.ipu_outfeed_queue.IPUOutfeedQueue(outfeed_mode=ipu.ipu_outfeed_queue.IPUOutfeedMode.LAST)
+    with ipu.scopes.ipu_scope(DEVICE):
+        run = ipu.ipu_compiler.compile(lambda: ipu.loops.repeat(2, lambda: queue.enqueue(tf.constant(1.0))))
+    last = queue.dequeue()
+    with tf.Session() as session:
+        session.run(run)
+        assert session.run(last) == 1.0
+        monkeypatch.setenv("TF_POPLAR_FLAGS", "--use_synthetic_data")
+        with pytest.raises(tf.errors.FailedPreconditionError, match="when using synthethic data"):
+            session.run(last)
+    monkeypatch.delenv("TF_POPLAR_FLAGS")

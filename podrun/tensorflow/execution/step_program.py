@@ -20,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from podrun.core.errors import UsageError
-from podrun.core.executable import Executable, Retrieval, numpy_dtype
+from podrun.core.executable import Retrieval, numpy_dtype
 from podrun.core.executable_file import write_executable
 from podrun.runtime.assembly import SessionParts, SessionSource, assemble, place_and_build
 from podrun.runtime.device import RunDevice
@@ -42,7 +42,7 @@ from podrun.tensorflow.execution.trace_events import (
     note_run,
     note_variables_sent,
 )
-from podrun.tensorflow.execution.written_reports import write_reports
+from podrun.tensorflow.execution.written_reports import each_iteration, write_reports
 from podrun.tensorflow.graph import structure, tensor_lists
 from podrun.tensorflow.graph.builder import ASSERTIONS, GraphBuilder, ProgramFacts, Value, VariableHandle
 from podrun.tensorflow.graph.differentiation import trimmed
@@ -254,7 +254,7 @@ class StepProgram:
             whole, accumulation_factor=modelled.micro_batches, training=training, metadata=metadata
         )
         if modelled.micro_batches > 1:
-            parts.program.executable = _each_iteration(whole, modelled.micro_batches)
+            parts.program.executable = each_iteration(whole, modelled.micro_batches)
         content = modelled.content(self.feed_types, held, baked, (self.source.ordinal, str(self.settings)))
         self._reports = DEVICES.compiled.get(content)
         if not self.source.reported or self._reports is not None:
@@ -389,13 +389,3 @@ it later; it copies any other.
 def _not_taken_over(value: np.ndarray) -> np.ndarray:
     """``value``, or a copy where TensorFlow would write to its memory."""
     return np.array(value) if value.ctypes.data % _TAKEN_OVER == 0 else value
-
-
-def _each_iteration(whole: Executable, micro_batches: int) -> Executable:
-    """The program whose modelled time is that of one of the mini-batches that its report is of."""
-    step = dict(whole.tile_report["step"])
-    step["cycles"] = round(step["cycles"] / micro_batches)
-    step["seconds"] /= micro_batches
-    causes = {cause: seconds / micro_batches for cause, seconds in step["seconds_by_cause"].items()}
-    step["seconds_by_cause"] = causes
-    return replace(whole, tile_report={**whole.tile_report, "step": step})

@@ -1,5 +1,5 @@
 """What a compiled program leaves in folders: reports, ``framework.json``, and the tables for which ``TF_POPLAR_FLAGS``
-ask.
+ask. The program that runs is one iteration, and its report one of all mini-batches of an update.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 from tensorflow import version
 
 from podrun.core.environment import POPLAR_ENGINE_OPTIONS
+from podrun.core.executable import Executable
 from podrun.runtime.environment import ours
 from podrun.runtime.session_reports import SessionReports
 from podrun.tensorflow.execution.poplar_flags import flags
@@ -65,3 +66,13 @@ def _write_table(folder: str, program: str, ending: str, lines: Sequence[str]) -
     place.mkdir(parents=True, exist_ok=True)
     number = len(list(place.glob(f"*.{ending}")))
     (place / f"{number}_{program}.{ending}").write_text("\n".join([*lines, ""]), encoding="utf-8")
+
+
+def each_iteration(whole: Executable, micro_batches: int) -> Executable:
+    """The program whose modelled time is that of one of the mini-batches that its report is of."""
+    step = dict(whole.tile_report["step"])
+    step["cycles"] = round(step["cycles"] / micro_batches)
+    step["seconds"] /= micro_batches
+    causes = {cause: seconds / micro_batches for cause, seconds in step["seconds_by_cause"].items()}
+    step["seconds_by_cause"] = causes
+    return replace(whole, tile_report={**whole.tile_report, "step": step})

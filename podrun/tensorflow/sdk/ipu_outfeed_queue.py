@@ -17,6 +17,7 @@ from podrun.tensorflow.capture.program_graphs import IpuGraph, TensorStructure, 
 from podrun.tensorflow.execution.device_table import DEVICES
 from podrun.tensorflow.execution.launching import raising_itself
 from podrun.tensorflow.execution.placed_devices import placed_ordinal
+from podrun.tensorflow.execution.poplar_flags import flags
 from podrun.tensorflow.sdk.ipu_infeed_queue import _checked_ordinal
 
 
@@ -172,6 +173,13 @@ class IPUOutfeedQueue:
     def _drain(self) -> list[np.ndarray]:
         with self._lock:
             if self._mode is IPUOutfeedMode.LAST:
+                if "outfeed" in flags().synthetic:
+                    raise tf.errors.FailedPreconditionError(
+                        None,
+                        None,
+                        "Trying to get the last value from an outfeed queue when using synthethic data. This is not "
+                        "supported.",  # Misspelt as by the SDK, whose words programs look for.
+                    )
                 if not all(self._parts):
                     raise tf.errors.FailedPreconditionError(
                         None,
