@@ -112,7 +112,8 @@ def _library_call(
     kernel: tf.Tensor,
     biases: tf.Tensor,
     state: Sequence[tf.Tensor],
-    *more: tf.Tensor | None,
+    lengths: tf.Tensor | None,
+    attention: tf.Tensor | None,
     options: Mapping[str, object],
 ) -> tuple[tf.Tensor | None, ...]:
     """Outputs, last states, and None for what a library keeps for the backward pass. ``kernel``: rows of the input,
@@ -125,7 +126,7 @@ def _library_call(
     starts = [tf.convert_to_tensor(s) for s in state]
     weights = [kernel[:size], kernel[size:], biases]
     share = _least_share(options)
-    outputs, last = recurrent_call(cell, inputs, weights, starts, *more, memory_share=share)
+    outputs, last = recurrent_call(cell, inputs, weights, starts, lengths, attention, share)
     return outputs, *last, None
 
 
@@ -144,9 +145,7 @@ def popnn_lstm_layer(
     names) change no values.
     """
     cell = LayerCell("lstm", activation, recurrent_activation)
-    return _library_call(
-        cell, inputs, kernel, biases, [input_h_state, input_c_state], seq_len, options=options
-    )
+    return _library_call(cell, inputs, kernel, biases, [input_h_state, input_c_state], seq_len, None, options)
 
 
 def popnn_gru_layer(
@@ -165,7 +164,7 @@ def popnn_gru_layer(
     ``popnn_augru_layer``.
     """
     cell = LayerCell("gru", activation, recurrent_activation, reset_after)
-    return _library_call(cell, inputs, kernel, biases, [initial_state], seq_len, att_score, options=options)
+    return _library_call(cell, inputs, kernel, biases, [initial_state], seq_len, att_score, options)
 
 
 LIBRARY_LAYERS = {

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         node_def: tf.compat.v1.NodeDef
         op_def: tf.compat.v1.OpDef
         _id: int
+        graph: tf.Graph
 
         def _get_control_flow_context(self) -> object: ...
 
