@@ -48,7 +48,7 @@ _IPU["extensions.model_extensions"]["ModelExtension"] = f"{_OURS}stage_methods:S
 _IPU["optimizers"] = {
     "GradientAccumulationOptimizer": f"{_ADDONS}accumulating_wrappers:KerasGradientAccumulation",
     "IpuOptimizer": f"{_ADDONS}accumulating_wrappers:WrappedOptimizer",
-    "ALSOptimizer": f"{_ADDONS}accumulating_wrappers:ALSOptimizer",
+    "ALSOptimizer": f"{_ADDONS}loss_scaling:ALSOptimizer",
     **{
         name: f"{_ADDONS}capturing:{name}"
         for name in (
@@ -265,6 +265,8 @@ def serve_keras_names() -> None:
         importlib.import_module(name).ipu = ipu  # type: ignore[attr-defined]
     _replace_the_copy()
     importlib.import_module("tf_keras").__getattr__ = _old_attribute  # type: ignore[method-assign]
+    policy = importlib.import_module("tf_keras.src.mixed_precision.policy")
+    policy.set_policy = policy.set_global_policy  # type: ignore[attr-defined]
 
 
 _OLD_ATTRIBUTES = {"engine", "testing_utils", "keras_parameterized", "combinations", _OLD_OPTIMIZERS}

@@ -106,6 +106,17 @@ def _library_operations(module: str) -> Mapping[str, Any]:
     return dict(importlib.import_module(_SDK + "layer_ops").LIBRARY_OPERATIONS[module])
 
 
+def _messages(module: str) -> dict[str, object]:
+    """The names of a module of messages."""
+    if module == "threestate_pb2":
+        states = importlib.import_module(_SDK + "pipeline_rules").ThreeState
+        return {**states.__members__, "ThreeState": states}
+    if module == "trace_pb2":
+        events = importlib.import_module("podrun.tensorflow.execution.trace_events")
+        return {"IpuTraceEvent": events.IpuTraceEvent}
+    return {}
+
+
 class SdkFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finds the modules that only the SDK's TensorFlow has."""
 
@@ -142,10 +153,7 @@ class SdkFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
                 layers = importlib.import_module("podrun.tensorflow.addons.recurrent_call")
                 module.__dict__.update(layers.LIBRARY_LAYERS)
             module.__dict__.update(_library_operations(name.rpartition(".")[2]))
-            if name.endswith(".trace_pb2"):
-                module.__dict__["IpuTraceEvent"] = importlib.import_module(
-                    "podrun.tensorflow.execution.trace_events"
-                ).IpuTraceEvent
+            module.__dict__.update(_messages(name.rpartition(".")[2]))
             if name.endswith(("gen_ipu_ops", "gen_poputil_ops")):
                 source = importlib.import_module(_SDK + "replica_ops")
                 state = importlib.import_module(_SDK + "carried_state")

@@ -363,7 +363,7 @@ def test_automatic_loss_scaling() -> None:
     import tensorflow as tf
     import tf_keras
 
-    from podrun.tensorflow.addons.accumulating_wrappers import ALSOptimizer
+    from podrun.tensorflow.addons.loss_scaling import ALSOptimizer
 
     optimizer = ALSOptimizer(tf_keras.optimizers.legacy.SGD(0.1), 4, update_frequency=2)
     variable = tf.Variable(np.ones(2, np.float16))
@@ -375,11 +375,15 @@ def test_automatic_loss_scaling() -> None:
         optimizer.apply_gradients([(tape.gradient(loss, variable), variable)])
 
     factors = []
-    for size in (1.0, 1.0, 1500.0, 1.0, 1.0, 1.0):  # 1500 * 8 is above the edge.
+    for size in (1.0, 1.0, 3000.0, 1.0, 1.0, 1.0):  # 3000 * 4 is above the edge.
         tf.distribute.get_strategy().run(step, args=[tf.constant(size)])
         factors.append(float(optimizer.loss_scaling_factor.numpy()))
-    assert factors == [4, 8, 8, 4, 4, 8]
-    expected = 1 - 0.1 * np.array([1, 1, 1500, 1, 1, 1]).sum()
+    assert factors == [4, 4, 2, 2, 2, 4]  # Each third call, after two that only count.
+    assert (int(optimizer.update_counter.numpy()), float(optimizer.previous_loss_scaling_factor.numpy())) == (
+        0,
+        2,
+    )
+    expected = 1 - 0.1 * np.array([1, 1, 3000, 1, 1, 1]).sum()
     np.testing.assert_allclose(variable.numpy().astype(float), expected, rtol=2e-3)
     with pytest.raises(ValueError, match="power of two"):
         ALSOptimizer(tf_keras.optimizers.legacy.SGD(), 3)
@@ -390,8 +394,8 @@ def test_automatic_loss_scaling_of_accumulated_gradients() -> None:
     import tensorflow as tf
     import tf_keras
 
-    from podrun.tensorflow.addons.accumulating_wrappers import ALSOptimizer
     from podrun.tensorflow.addons.capturing import ALSGradientAccumulationOptimizer
+    from podrun.tensorflow.addons.loss_scaling import ALSOptimizer
 
     scaling = ALSOptimizer(tf_keras.optimizers.legacy.SGD(0.1), 4, update_frequency=1)
     optimizer = ALSGradientAccumulationOptimizer(scaling, 2)

@@ -14,6 +14,7 @@ from tests.tensorflow.test_keras_rules import one_ipu as one_ipu
 from tests.tensorflow.test_keras_rules import two_replicas as two_replicas
 
 if TYPE_CHECKING:
+    from tf_keras import Model
     from tf_keras.layers import Layer
 
 pytestmark = [
@@ -128,3 +129,92 @@ def test_options_that_do_not_fit_are_named(one_ipu: None) -> None:
     ):
         with pytest.raises(ValueError, match=f"Found `{name}` .*{text}"):
             call(**{name: True})
+
+
+def test_captured_gradients_reach_optimizers_and_loss_scaling(one_ipu: None) -> None:
+    import tensorflow as tf
+    from tensorflow import keras
+
+    from podrun.tensorflow.addons.capturing import CaptureActivationGradients
+    from podrun.tensorflow.addons.loss_scaling import ALSOptimizer
+
+    class Watching(keras.optimizers.SGD):
+        supports_captured_grads = True
+        seen: list[str]
+
+        def apply_gradients(
+            self, grads_and_vars: object, captured_grads: dict[str, object] | None = None
+        ) -> object:
+            self.seen = sorted(captured_grads or {})
+            return super().apply_gradients(grads_and_vars)
+
+    def model_with(optimizer: object) -> Model:
+        inputs = keras.Input((3,))
+        layer = CaptureActivationGradients(
+            keras.layers.Dense(2, activation="relu", dtype=tf.float16, name="inner")
+        )
+        model = keras.Model(inputs, keras.layers.Dense(1, kernel_initializer="ones")(layer(inputs)))
+        model.compile(optimizer, "mse", steps_per_execution=2)
+        return model
+
+    watching = Watching(0.1)
+    model_with(watching).fit(POINTS, TARGETS, batch_size=4, verbose=0)
+    assert watching.seen == ["inner_cag_activation"]
+    for alone, together, count in (
+        (False, 1, (3 * 2 + 2 + 4 * 2) * 2),
+        (True, 1, 4 * 2 * 2),
+        (True, 2, 4 * 2),
+    ):
+        scaling = ALSOptimizer(keras.optimizers.SGD(0.1), update_frequency=64, captured_grads_only=alone)
+        model = model_with(scaling)
+        if together > 1:
+            model.set_gradient_accumulation_options(together)
+        model.fit(POINTS[:8], TARGETS[:8], batch_size=4, verbose=0)
+        assert int(scaling.iterations.numpy()) == 2 // together
+        assert int(scaling.update_counter.numpy()) == 2 // together
+        assert float(tf.reduce_sum(scaling.histogram)) == count
+
+
+def test_wrapping_optimizers_come_back_from_their_configurations(one_ipu: None) -> None:
+    from tensorflow import keras
+
+    from podrun.tensorflow.addons.accumulating_wrappers import KerasGradientAccumulation
+    from podrun.tensorflow.addons.capturing import ALSGradientAccumulationOptimizer
+    from podrun.tensorflow.addons.loss_scaling import ALSOptimizer
+
+    scaling = ALSOptimizer(keras.optimizers.SGD(0.25), 16, lpf_alpha=0.5)
+    for optimizer in (
+        scaling,
+        KerasGradientAccumulation(keras.optimizers.SGD(0.25), 2, "THREESTATE_OFF", "THREESTATE_OFF"),
+        ALSGradientAccumulationOptimizer(scaling, 2),
+    ):
+        config = {**optimizer.get_config(), "name": "other"}
+        again = type(optimizer).from_config(config)
+        assert again.get_config() == config
+        assert float(again.learning_rate) == 0.25
+        with pytest.raises(AttributeError, match="can't set attribute"):
+            optimizer.weights = 1
+    assert again.decrease_factor == 0.5
+    with pytest.raises(ValueError, match="decrease_factor is a read only property"):
+        scaling.decrease_factor = 2
+    with pytest.raises(ValueError, match="initial_loss_scaling_factor x increase_factor must be less"):
+        ALSOptimizer(keras.optimizers.SGD(), 1, increase_factor=4, max_loss_scaling_factor=4)
+
+
+def test_synthetic_data_predict_zeros(two_replicas: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TF_POPLAR_FLAGS", "--use_synthetic_data")
+    outputs = linear(2).predict(POINTS[:16], batch_size=4, verbose=0)
+    np.testing.assert_array_equal(outputs, np.zeros((16, 1), np.float32))
+
+
+def test_doubles_are_refused_where_nothing_converts_them(one_ipu: None) -> None:
+    import tensorflow as tf
+    from tf_keras.src.engine import base_layer_utils
+
+    data = tf.data.Dataset.from_tensor_slices((POINTS.astype(float), TARGETS)).batch(4, drop_remainder=True)
+    base_layer_utils.disable_v2_dtype_behavior()
+    try:
+        with pytest.raises(tf.errors.FailedPreconditionError, match="Unsupported datatype double on index 0"):
+            linear().evaluate(data, verbose=0)
+    finally:
+        base_layer_utils.enable_v2_dtype_behavior()

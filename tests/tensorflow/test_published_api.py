@@ -313,7 +313,7 @@ def test_cleared_caches_let_programs_be_compiled_again(ipu: Any) -> None:
 def test_loss_scaling_shows_its_state(ipu: Any) -> None:
     from tf_keras.optimizers.legacy import SGD
 
-    from podrun.tensorflow.addons.accumulating_wrappers import ALSOptimizer
+    from podrun.tensorflow.addons.loss_scaling import ALSOptimizer
 
     optimizer = ALSOptimizer(SGD(0.1), initial_loss_scaling_factor=16, increase_factor=4)
     optimizer.histogram.assign([3.0, 1.0])

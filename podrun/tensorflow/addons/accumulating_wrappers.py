@@ -1,8 +1,8 @@
-"""``keras.ipu.optimizers``: optimizers of Keras that wrap another one, to accumulate gradients or to scale the loss."""
+"""``keras.ipu.optimizers``: optimizers of Keras that wrap another one, and the one that accumulates gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 import tf_keras
@@ -15,7 +15,7 @@ from podrun.tensorflow.sdk.gradient_accumulation import (
     GradientAccumulationReductionMethod,
     GradientPairs,
 )
-from podrun.tensorflow.sdk.pipeline_rules import check_sharded_state
+from podrun.tensorflow.sdk.pipeline_rules import ThreeState, check_sharded_state
 
 
 class WrappedOptimizer(Optimizer):  # type: ignore[misc]
@@ -69,11 +69,37 @@ class WrappedOptimizer(Optimizer):  # type: ignore[misc]
         if name in ("lr", "learning_rate"):
             setattr(self._opt, name, value)
             return
+        if name == "weights":
+            raise AttributeError("can't set attribute 'weights': use `set_weights`")
         super().__setattr__(name, value)
+
+    def get_gradients(self, loss: tf.Tensor, params: Sequence[tf.Variable]) -> list[tf.Tensor]:
+        """The result of the wrapped optimizer's method."""
+        gradients: list[tf.Tensor] = self._opt.get_gradients(loss, params)
+        return gradients
 
     def get_config(self) -> dict[str, object]:
         """The wrapped optimizer, as Keras writes it."""
         return {"opt": tf_keras.optimizers.serialize(self._opt), "name": self._name}
+
+    @classmethod
+    def from_config(
+        cls, config: Mapping[str, object], custom_objects: Mapping[str, object] | None = None
+    ) -> WrappedOptimizer:
+        """The optimizer of which `get_config` gave the configuration."""
+        options = dict(config)
+        return cls(_inner_optimizer(options.pop("opt"), custom_objects or {}), **options)  # type: ignore[arg-type]
+
+
+def _inner_optimizer(opt: object, custom_objects: Mapping[str, object]) -> object:
+    """An optimizer, or that of a configuration."""
+    if not isinstance(opt, dict):
+        return opt
+    name = str(opt["class_name"]).rpartition(">")[2]
+    kinds = {kind.__name__: kind for kind in WrappedOptimizer.__subclasses__()}
+    kind = kinds.get(name) or custom_objects.get(name) or getattr(tf_keras.optimizers.legacy, name, None)
+    kind = kind or tf_keras.utils.get_registered_object(opt["class_name"])
+    return kind.from_config(opt["config"])
 
 
 class KerasGradientAccumulation(WrappedOptimizer):
@@ -85,8 +111,8 @@ class KerasGradientAccumulation(WrappedOptimizer):
         self,
         opt: Optimizer,
         num_mini_batches: int,
-        offload_weight_update_variables: bool | None = None,
-        replicated_optimizer_state_sharding: bool = False,
+        offload_weight_update_variables: bool | str | None = None,
+        replicated_optimizer_state_sharding: bool | str = False,
         dtype: AccumulatorType = None,
         reduction_method: str | GradientAccumulationReductionMethod = "SUM",
         name: str = "GradientAccumulationOptimizer",
@@ -95,9 +121,16 @@ class KerasGradientAccumulation(WrappedOptimizer):
         super().__init__(opt, name)
         if num_mini_batches < 1:
             raise ValueError("num_mini_batches must be a positive number.")
-        storage = {
+        self._options = {
+            "num_mini_batches": num_mini_batches,
             "offload_weight_update_variables": offload_weight_update_variables,
             "replicated_optimizer_state_sharding": replicated_optimizer_state_sharding,
+            "dtype": dtype,
+            "reduction_method": reduction_method,
+        }
+        storage = {
+            "offload_weight_update_variables": ThreeState.read(offload_weight_update_variables),
+            "replicated_optimizer_state_sharding": bool(ThreeState.read(replicated_optimizer_state_sharding)),
         }
         check_sharded_state(storage)
         self._accumulation = Accumulation(num_mini_batches, reduction_method, dtype, storage)
@@ -111,190 +144,6 @@ class KerasGradientAccumulation(WrappedOptimizer):
         """Accumulate, and update when the gradients are complete."""
         return accumulated_update(self._opt, self._accumulation, grads_and_vars, self._opt.apply_gradients)
 
-
-_READ_ONLY = frozenset({"histogram", "normalized_histogram", "loss_scaling_factor", "clip_levels"})
-"""What programs read of loss scaling, and cannot set."""
-
-
-class ALSOptimizer(WrappedOptimizer):
-    """Automatic loss scaling. The loss is multiplied by a factor; of the gradients in float16, the part with absolute
-    values above ``histogram_bin_edge`` decides every ``update_frequency`` calls whether the factor is divided or
-    multiplied by ``increase_factor``, within 1 and ``max_loss_scaling_factor``.
-    """
-
-    def __init__(
-        self,
-        opt: Optimizer,
-        initial_loss_scaling_factor: float = 1,
-        update_frequency: int = 8,
-        increase_factor: float = 2,
-        max_loss_scaling_factor: float = 32768,
-        accumulate_statistics_over_update_period: bool = True,
-        ratio_threshold: float = 10e-6,
-        captured_grads_only: bool = False,
-        lpf_alpha: float = 0.0,
-        histogram_bin_edge: float = 2**13,
-        name: str = "ALSOptimizer",
-    ) -> None:
-        super().__init__(opt, name)
-        _check_scaling(
-            initial_loss_scaling_factor, update_frequency, increase_factor, max_loss_scaling_factor
-        )
-        if not 0 <= lpf_alpha <= 1:
-            raise ValueError("lpf_alpha must be between 0 and 1.")
-        if captured_grads_only:
-            raise NotImplementedError("podrun scales by all gradients: leave captured_grads_only unset.")
-        self._initial = float(initial_loss_scaling_factor)
-        self._period, self._factor = update_frequency, float(increase_factor)
-        self._most, self._threshold = float(max_loss_scaling_factor), ratio_threshold
-        self._keeps, self._edge, self._alpha = (
-            accumulate_statistics_over_update_period,
-            histogram_bin_edge,
-            lpf_alpha,
-        )
-        self._scale = self._number("loss_scaling_factor", initial_loss_scaling_factor)
-        self._counts = self._number("histogram", [0.0, 0.0])
-        self._calls = self._number("n", 0)
-
-    @staticmethod
-    def _number(name: str, value: object) -> tf.Variable:
-        with tf.init_scope():
-            dtype = tf.int32 if name == "n" else tf.float32
-            return tf.Variable(value, dtype=dtype, trainable=False, name=name)
-
-    @property
-    def loss_scaling_factor(self) -> tf.Variable:
-        """The variable with the factor that losses are multiplied by."""
-        return self._scale
-
-    @property
-    def histogram(self) -> tf.Variable:
-        """How many values of gradients lie below and above the edge."""
-        return self._counts
-
-    @property
-    def normalized_histogram(self) -> tf.Tensor:
-        """The parts of the values of gradients below and above the edge; zeros where none are counted."""
-        return tf.math.divide_no_nan(tf.convert_to_tensor(self._counts), tf.reduce_sum(self._counts))
-
-    @property
-    def clip_levels(self) -> tf.Tensor:
-        """The edge between the two counts."""
-        return tf.constant([self._edge], tf.float32)
-
-    @property
-    def initial_loss_scaling_factor(self) -> float:
-        """The factor before the first change, and after `reset`."""
-        return self._initial
-
-    @property
-    def update_frequency(self) -> int:
-        """Calls between two changes of the factor."""
-        return self._period
-
-    @property
-    def increase_factor(self) -> float:
-        """What the factor is multiplied or divided by."""
-        return self._factor
-
-    @property
-    def max_loss_scaling_factor(self) -> float:
-        """What the factor stays below."""
-        return self._most
-
-    def reset(self) -> None:
-        """Start again with the initial factor, and without counts."""
-        self._scale.assign(self._initial)
-        self._counts.assign([0.0, 0.0])
-        self._calls.assign(0)
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if name in _READ_ONLY:
-            raise ValueError(f"{name} is a read only property.")
-        super().__setattr__(name, value)
-
-    def get_scaled_loss(
-        self, loss: tf.Tensor | Callable[[], tf.Tensor]
-    ) -> tf.Tensor | Callable[[], tf.Tensor]:
-        """The loss times the factor."""
-        if callable(loss):
-            return lambda: self.get_scaled_loss(loss())
-        return loss * tf.cast(self._scale, loss.dtype)
-
-    def get_unscaled_gradients(self, grads: Iterable[tf.Tensor | None]) -> list[tf.Tensor | None]:
-        """The gradients divided by the factor."""
-        return [None if g is None else g / tf.cast(self._scale, g.dtype) for g in grads]
-
-    def _compute_gradients(
-        self,
-        loss: tf.Tensor | Callable[[], tf.Tensor],
-        var_list: Sequence[tf.Variable],
-        grad_loss: tf.Tensor | None = None,
-        tape: tf.GradientTape | None = None,
-    ) -> GradientPairs:
-        if tape is not None and not callable(loss):
-            with tape:
-                loss = self.get_scaled_loss(loss)
-        else:
-            loss = self.get_scaled_loss(loss)
-        pairs: GradientPairs = self._opt._compute_gradients(loss, var_list, grad_loss=grad_loss, tape=tape)
-        return pairs
-
-    def apply_gradients(
-        self,
-        grads_and_vars: GradientPairs,
-        name: str | None = None,
-        experimental_aggregate_gradients: bool = True,
-    ) -> object:
-        """Update with the gradients of the scaled loss, then change the factor when its time has come."""
-        pairs = [(g, v) for g, v in grads_and_vars if g is not None]
-        grads = self.get_unscaled_gradients([g for g, _ in pairs])
-        counts = self._counted([g for g, _ in pairs])
-        done = self._opt.apply_gradients(
-            zip(grads, [v for _, v in pairs], strict=True),
-            experimental_aggregate_gradients=experimental_aggregate_gradients,
-        )
-        dependencies = [done] if isinstance(done, (tf.Operation, tf.Tensor)) else []
-        with tf.control_dependencies(dependencies):
-            return self._changed(counts)
-
-    def _counted(self, grads: Sequence[tf.Tensor]) -> tf.Tensor:
-        """The values of gradients in float16 below and above the edge."""
-        below, above = tf.constant(0.0), tf.constant(0.0)
-        for gradient in grads:
-            if gradient.dtype == tf.float16:
-                large = tf.abs(tf.cast(gradient, tf.float32)) > self._edge
-                count = tf.reduce_sum(tf.cast(large, tf.float32))
-                below, above = below + (float(gradient.shape.num_elements()) - count), above + count
-        return tf.stack([below, above])
-
-    def _changed(self, counts: tf.Tensor) -> tf.Operation:
-        held = self._counts + counts if self._keeps else counts
-        smooth = self._alpha * tf.convert_to_tensor(self._counts) + (1 - self._alpha) * held
-        total = tf.reduce_sum(smooth)
-        ratio = smooth[1] / tf.maximum(total, 1.0)
-        due = tf.equal((self._calls + 1) % self._period, 0)
-        higher, lower = self._scale * self._factor, self._scale / self._factor
-        wanted = tf.where(ratio > self._threshold, lower, higher)
-        inside = (wanted >= 1) & (wanted < self._most)
-        scale = tf.where(due & inside, wanted, self._scale)
-        return tf.group(
-            self._scale.assign(scale, read_value=False),
-            self._counts.assign(tf.where(due, tf.zeros_like(smooth), smooth), read_value=False),
-            self._calls.assign_add(1, read_value=False),
-        )
-
-
-def _check_scaling(initial: float, period: int, factor: float, most: float) -> None:
-    """ValueError for settings of loss scaling that are no powers of two, or out of bounds."""
-    for name, value in (
-        ("initial_loss_scaling_factor", initial),
-        ("increase_factor", factor),
-        ("max_loss_scaling_factor", most),
-    ):
-        if value < 1 or int(value) != value or int(value) & (int(value) - 1):
-            raise ValueError(f"{name} must be a power of two that is at least 1, not {value}.")
-    if period < 1:
-        raise ValueError("update_frequency must be at least 1.")
-    if initial >= most:
-        raise ValueError("initial_loss_scaling_factor must be less than max_loss_scaling_factor.")
+    def get_config(self) -> dict[str, object]:
+        """The wrapped optimizer, as Keras writes it, and the options."""
+        return {**super().get_config(), **self._options}

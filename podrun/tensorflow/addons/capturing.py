@@ -7,11 +7,17 @@ the optimizer of Keras: moments of scaled gradients, divided by the factor, are 
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping
+
 import tensorflow as tf
 import tf_keras
 
-from podrun.tensorflow.addons.accumulating_wrappers import ALSOptimizer, KerasGradientAccumulation
+from podrun.tensorflow.addons.accumulating_wrappers import KerasGradientAccumulation
+from podrun.tensorflow.addons.loss_scaling import ALSOptimizer
+from podrun.tensorflow.keras.accumulating_optimizers import accumulated_update
 from podrun.tensorflow.sdk.carried_state import capture_upstream_gradients
+from podrun.tensorflow.sdk.gradient_accumulation import GradientPairs
 
 
 class CaptureUpstreamGradients(tf_keras.layers.Wrapper):  # type: ignore[misc]
@@ -141,6 +147,30 @@ class ALSGradientAccumulationOptimizer(KerasGradientAccumulation):
             raise ValueError("ALSGradientAccumulationOptimizer must only wrap an instance of ALSOptimizer.")
         kwargs.setdefault("name", "ALSGradientAccumulationOptimizer")
         super().__init__(als_optimizer, num_mini_batches, *args, **kwargs)  # type: ignore[arg-type]
+
+    supports_captured_grads = True
+
+    @property
+    def als_optimizer(self) -> ALSOptimizer:
+        """The optimizer with the factor, whose attributes this one has too."""
+        inner: ALSOptimizer = self._opt
+        return inner
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self.als_optimizer, name)
+
+    def apply_gradients(
+        self,
+        grads_and_vars: GradientPairs,
+        captured_grads: Mapping[str, tf.Tensor] | None = None,
+        name: str | None = None,
+        experimental_aggregate_gradients: bool = True,
+    ) -> object:
+        """Accumulate, and update when the gradients are complete."""
+        update = functools.partial(self.als_optimizer.apply_gradients, captured_grads=captured_grads)
+        return accumulated_update(self._opt, self._accumulation, grads_and_vars, update)
 
     def get_scaled_loss(self, loss: tf.Tensor) -> tf.Tensor:
         """The loss times the factor."""

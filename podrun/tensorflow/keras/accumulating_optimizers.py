@@ -121,12 +121,13 @@ def install_accumulation() -> None:
     """Optimizers accumulate where the model that is being traced says so, or are refused."""
     for family in (*_families(), *_new_families()):
         if "apply_gradients" in vars(family):
-            replace_method(family, "apply_gradients", _accumulated)
+            replace_method(family, "apply_gradients", accumulated)
 
 
-def _accumulated(
+def accumulated(
     optimizer: Optimizer, plain: Replacement, grads_and_vars: GradientPairs, *args: object, **kwargs: object
 ) -> object:
+    """``plain``'s update, or, where a model that is traced accumulates with this optimizer, with whole gradients."""
     which = _ACCUMULATING.get(id(optimizer))
     accumulation = None if which is None else which()
     if accumulation is None:

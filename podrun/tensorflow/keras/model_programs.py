@@ -8,6 +8,8 @@ gives its results to a queue of the host, for every step and replica.
 from __future__ import annotations
 
 import contextlib
+import importlib
+import inspect
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -27,6 +29,7 @@ from podrun.tensorflow.execution.host_program import HostProgram, outfeed_taker
 from podrun.tensorflow.execution.launching import assign_handle, in_words_of_the_sdk, read_handle
 from podrun.tensorflow.execution.poplar_flags import flags, synthetic_elements
 from podrun.tensorflow.keras.accumulating_optimizers import accumulating, check_accumulates
+from podrun.tensorflow.keras.data_rules import replicas_of
 from podrun.tensorflow.keras.model_options import options_of
 from podrun.tensorflow.keras.reported_values import (
     CallbackThread,
@@ -63,6 +66,7 @@ class _ElementQueue:
     """What a traced step takes its element from: the specs of an element, and a place in the table of queues."""
 
     def __init__(self, element: Nested) -> None:
+        _check_doubles(element)
         self.structure = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, _narrow(t.dtype)), element)
         self.flat_specs = tf.nest.flatten(self.structure)
         self.number = reference(self)
@@ -87,6 +91,19 @@ class _ElementQueue:
                 )
             named[f"infeed{self.number}/{i}"] = value.astype(spec.dtype.as_numpy_dtype, copy=False)
         return named
+
+
+def _check_doubles(element: Nested) -> None:
+    """FailedPreconditionError for doubles, where a program has taken the conversion to floats away."""
+    if importlib.import_module("tf_keras.src.engine.base_layer_utils").v2_dtype_behavior_enabled():
+        return
+    for index, tensor in enumerate(tf.nest.flatten(element)):
+        if tensor.dtype == tf.float64:
+            raise tf.errors.FailedPreconditionError(
+                None,
+                None,
+                f"Unsupported datatype double on index {index} of feed operation: cast it to float32.",
+            )
 
 
 def _narrow(dtype: tf.DType) -> tf.DType:
@@ -199,10 +216,18 @@ class ModelProgram:
         values = traced.values.values()
         if self.kind == "predict":
             flat = [v.reshape(-1, *v.shape[3:]) for v in values]
+            if not len(values[0]):  # Data are synthetic: nothing came.
+                flat = [self._zeros(tensor) for tensor in tf.nest.flatten(traced.template)]
         else:
             flat = reported(values, options_of(self.model))
         packed: Nested = tf.nest.pack_sequence_as(traced.template, [tf.constant(v) for v in flat])
         return packed
+
+    def _zeros(self, tensor: tf.Tensor) -> npt.NDArray[np.generic]:
+        """What all steps of all replicas predict, if it is zeros."""
+        replicas = replicas_of(self.model)
+        size, *rest = tensor.shape
+        return np.zeros((self.count * replicas * size, *rest), tensor.dtype.as_numpy_dtype)
 
     def _program(self, element: Nested) -> _Traced:
         options = options_of(self.model)
@@ -311,9 +336,13 @@ def capturing_gradients(model: Model, kind: str) -> Iterator[None]:
         return
     plain = optimizer.apply_gradients
     with GradientCaptureContext() as context:
+        parameters = inspect.signature(plain).parameters.values()
+        takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        known = {p.name for p in parameters}
 
         def apply(grads_and_vars: object, *args: object, **kwargs: object) -> object:
-            return plain(grads_and_vars, *args, captured_grads=dict(context.captured_gradients), **kwargs)
+            fitting = {name: value for name, value in kwargs.items() if takes_all or name in known}
+            return plain(grads_and_vars, *args, captured_grads=dict(context.captured_gradients), **fitting)
 
         object.__setattr__(optimizer, "apply_gradients", apply)
         try:

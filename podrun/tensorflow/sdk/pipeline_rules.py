@@ -128,6 +128,31 @@ def wrong_count(count: int, mapping: list[int], schedule: PipelineSchedule, trai
     )
 
 
+class ThreeState(IntEnum):
+    """``threestate_pb2.ThreeState``: an option that may be left open."""
+
+    THREESTATE_UNDEFINED = 0
+    THREESTATE_OFF = 1
+    THREESTATE_ON = 2
+
+    @classmethod
+    def Name(cls, value: int) -> str:
+        """The name of a value."""
+        return cls(value).name
+
+    @classmethod
+    def Value(cls, name: str) -> int:
+        """The value of a name."""
+        return int(cls[name])
+
+    @classmethod
+    def read(cls, option: bool | str | None) -> bool | None:
+        """What an option says that may be given by name; None: it is open."""
+        if isinstance(option, str):
+            return {cls.THREESTATE_OFF: False, cls.THREESTATE_ON: True}.get(cls[option])
+        return option
+
+
 def check_sharded_state(options: Mapping[str, object]) -> None:
     """ValueError for options by which an optimizer's state would be sharded, but not offloaded."""
     if (

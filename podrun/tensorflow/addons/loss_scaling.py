@@ -1,0 +1,276 @@
+"""``keras.ipu.optimizers.ALSOptimizer``: an optimizer of Keras around another one, which scales the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import tensorflow as tf
+from tf_keras.optimizers.legacy import Optimizer
+
+from podrun.tensorflow.addons.accumulating_wrappers import WrappedOptimizer
+from podrun.tensorflow.keras.accumulating_optimizers import accumulated
+from podrun.tensorflow.sdk.gradient_accumulation import GradientPairs
+
+_READ_ONLY = frozenset({
+    "histogram", "normalized_histogram", "loss_scaling_factor", "clip_levels", "decrease_factor",
+    "previous_loss_scaling_factor", "update_counter",
+})  # fmt: skip
+"""What programs read of loss scaling, and cannot set."""
+
+
+class ALSOptimizer(WrappedOptimizer):
+    """Automatic loss scaling. The loss is multiplied by a factor; of the gradients in float16, the part with absolute
+    values above ``histogram_bin_edge`` decides whether the factor is divided or multiplied by ``increase_factor``,
+    within 1 and ``max_loss_scaling_factor``: in the call after ``update_frequency`` others, or in every call if that
+    is 1. ``captured_grads_only``: of the gradients only those count that layers captured.
+    """
+
+    supports_captured_grads = True
+
+    def __init__(
+        self,
+        opt: Optimizer,
+        initial_loss_scaling_factor: float = 1,
+        update_frequency: int = 8,
+        increase_factor: float = 2,
+        max_loss_scaling_factor: float = 32768,
+        accumulate_statistics_over_update_period: bool = True,
+        ratio_threshold: float = 10e-6,
+        captured_grads_only: bool = False,
+        lpf_alpha: float = 0.0,
+        histogram_bin_edge: float = 2**13,
+        name: str = "ALSOptimizer",
+    ) -> None:
+        super().__init__(opt, name)
+        _check_scaling(
+            initial_loss_scaling_factor, update_frequency, increase_factor, max_loss_scaling_factor
+        )
+        if not 0 <= lpf_alpha <= 1:
+            raise ValueError("lpf_alpha must be between 0 and 1.")
+        if not 0 < ratio_threshold < 1:
+            raise ValueError("ratio_threshold must be greater than zero and less than one.")
+        self.captured_grads_only = captured_grads_only
+        self._initial = float(initial_loss_scaling_factor)
+        self._period, self._factor = update_frequency, float(increase_factor)
+        self._most, self._threshold = float(max_loss_scaling_factor), ratio_threshold
+        self._keeps, self._edge, self._alpha = (
+            accumulate_statistics_over_update_period,
+            histogram_bin_edge,
+            lpf_alpha,
+        )
+        self._scale = self._number("loss_scaling_factor", initial_loss_scaling_factor)
+        self._before = self._number("previous_loss_scaling_factor", initial_loss_scaling_factor)
+        self._counts = self._number("histogram", [0.0, 0.0])
+        self._calls = self._number("n", 0)
+
+    @staticmethod
+    def _number(name: str, value: object) -> tf.Variable:
+        with tf.init_scope():
+            dtype = tf.int32 if name == "n" else tf.float32
+            return tf.Variable(value, dtype=dtype, trainable=False, name=name)
+
+    @property
+    def loss_scaling_factor(self) -> tf.Variable:
+        """The variable with the factor that losses are multiplied by."""
+        return self._scale
+
+    @property
+    def histogram(self) -> tf.Variable:
+        """How many values of gradients lie below and above the edge."""
+        return self._counts
+
+    @property
+    def normalized_histogram(self) -> tf.Tensor:
+        """The parts of the values of gradients below and above the edge; zeros where none are counted."""
+        return tf.math.divide_no_nan(tf.convert_to_tensor(self._counts), tf.reduce_sum(self._counts))
+
+    @property
+    def clip_levels(self) -> tf.Tensor:
+        """The edge between the two counts."""
+        return tf.constant([self._edge], tf.float32)
+
+    @property
+    def initial_loss_scaling_factor(self) -> float:
+        """The factor before the first change, and after `reset`."""
+        return self._initial
+
+    @property
+    def update_frequency(self) -> int:
+        """Calls between two changes of the factor."""
+        return self._period
+
+    @property
+    def increase_factor(self) -> float:
+        """What the factor is multiplied or divided by."""
+        return self._factor
+
+    @property
+    def decrease_factor(self) -> float:
+        """What the factor is multiplied by where gradients overflow."""
+        return 1 / self._factor
+
+    @property
+    def previous_loss_scaling_factor(self) -> tf.Variable:
+        """The factor before its last change."""
+        return self._before
+
+    @property
+    def update_counter(self) -> tf.Variable:
+        """The calls since the last change of the factor."""
+        return self._calls
+
+    @property
+    def accumulate_statistics_over_update_period(self) -> bool:
+        """Whether the gradients of all calls count, not only those of the call that changes the factor."""
+        return self._keeps
+
+    @property
+    def ratio_threshold(self) -> float:
+        """The part of gradients above the edge from which on the factor is divided."""
+        return self._threshold
+
+    @property
+    def lpf_alpha(self) -> float:
+        """How much of the counts of earlier calls is kept in each call."""
+        return self._alpha
+
+    def get_config(self) -> dict[str, object]:
+        """The wrapped optimizer, as Keras writes it, and the options."""
+        names = (
+            "initial_loss_scaling_factor", "update_frequency", "increase_factor", "max_loss_scaling_factor",
+            "accumulate_statistics_over_update_period", "ratio_threshold", "captured_grads_only", "lpf_alpha",
+        )  # fmt: skip
+        options = {name: getattr(self, name) for name in names}
+        return {**super().get_config(), **options, "histogram_bin_edge": self._edge}
+
+    @property
+    def max_loss_scaling_factor(self) -> float:
+        """What the factor stays below."""
+        return self._most
+
+    def reset(self) -> None:
+        """Start again with the initial factor, and without counts."""
+        self._scale.assign(self._initial)
+        self._counts.assign([0.0, 0.0])
+        self._calls.assign(0)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in _READ_ONLY:
+            raise ValueError(f"{name} is a read only property.")
+        super().__setattr__(name, value)
+
+    def get_scaled_loss(
+        self, loss: tf.Tensor | Callable[[], tf.Tensor]
+    ) -> tf.Tensor | Callable[[], tf.Tensor]:
+        """The loss times the factor."""
+        if callable(loss):
+            return lambda: self.get_scaled_loss(loss())
+        return loss * tf.cast(self._scale, loss.dtype)
+
+    def get_unscaled_gradients(self, grads: Iterable[tf.Tensor | None]) -> list[tf.Tensor | None]:
+        """The gradients divided by the factor."""
+        return [None if g is None else g / tf.cast(self._scale, g.dtype) for g in grads]
+
+    def _compute_gradients(
+        self,
+        loss: tf.Tensor | Callable[[], tf.Tensor],
+        var_list: Sequence[tf.Variable],
+        grad_loss: tf.Tensor | None = None,
+        tape: tf.GradientTape | None = None,
+    ) -> GradientPairs:
+        if tape is not None and not callable(loss):
+            with tape:
+                loss = self.get_scaled_loss(loss)
+        else:
+            loss = self.get_scaled_loss(loss)
+        pairs: GradientPairs = self._opt._compute_gradients(loss, var_list, grad_loss=grad_loss, tape=tape)
+        return pairs
+
+    def get_gradients(self, loss: tf.Tensor, params: Sequence[tf.Variable]) -> list[tf.Tensor]:
+        """The gradients of the scaled loss."""
+        return super().get_gradients(self.get_scaled_loss(loss), params)
+
+    def apply_gradients(
+        self,
+        grads_and_vars: GradientPairs,
+        captured_grads: Mapping[str, tf.Tensor] | None = None,
+        global_step: tf.Variable | None = None,
+        name: str | None = None,
+        experimental_aggregate_gradients: bool = True,
+    ) -> object:
+        """Update with the gradients of the scaled loss, then change the factor when its time has come. A model may
+        accumulate before.
+        """
+        return accumulated(
+            self,
+            ALSOptimizer._update_now,
+            grads_and_vars,
+            captured=tf.nest.flatten(dict(captured_grads or {})),
+            experimental_aggregate_gradients=experimental_aggregate_gradients,
+        )
+
+    def _update_now(
+        self,
+        grads_and_vars: GradientPairs,
+        captured: Sequence[tf.Tensor] = (),
+        experimental_aggregate_gradients: bool = True,
+    ) -> object:
+        pairs = [(g, v) for g, v in grads_and_vars if g is not None]
+        grads = self.get_unscaled_gradients([g for g, _ in pairs])
+        own = [] if self.captured_grads_only else [g for g, _ in pairs]
+        counts = self._counted([*own, *captured])
+        done = self._opt.apply_gradients(
+            zip(grads, [v for _, v in pairs], strict=True),
+            experimental_aggregate_gradients=experimental_aggregate_gradients,
+        )
+        dependencies = [done] if isinstance(done, (tf.Operation, tf.Tensor)) else []
+        with tf.control_dependencies(dependencies):
+            return self._changed(counts)
+
+    def _counted(self, grads: Sequence[tf.Tensor]) -> tf.Tensor:
+        """The values of gradients in float16 below and above the edge."""
+        below, above = tf.constant(0.0), tf.constant(0.0)
+        for gradient in grads:
+            if gradient.dtype == tf.float16:
+                large = tf.abs(tf.cast(gradient, tf.float32)) > self._edge
+                count = tf.reduce_sum(tf.cast(large, tf.float32))
+                below, above = below + (float(gradient.shape.num_elements()) - count), above + count
+        return tf.stack([below, above])
+
+    def _changed(self, counts: tf.Tensor) -> tf.Operation:
+        due = (
+            tf.constant(True) if self._period == 1 else (self._calls > 0) & (self._calls % self._period == 0)
+        )
+        held = self._counts + (counts if self._keeps else tf.where(due, counts, tf.zeros_like(counts)))
+        smooth = self._alpha * tf.convert_to_tensor(self._counts) + (1 - self._alpha) * held
+        total = tf.reduce_sum(smooth)
+        ratio = smooth[1] / tf.maximum(total, 1.0)
+        higher, lower = self._scale * self._factor, self._scale / self._factor
+        wanted = tf.where(ratio > self._threshold, lower, higher)
+        inside = (wanted >= 1) & (wanted < self._most)
+        scale = tf.where(due & inside, wanted, self._scale)
+        return tf.group(
+            self._before.assign(tf.where(scale == self._scale, self._before, self._scale), read_value=False),
+            self._scale.assign(scale, read_value=False),
+            self._counts.assign(tf.where(due, tf.zeros_like(smooth), smooth), read_value=False),
+            self._calls.assign(tf.where(due, 0, self._calls + 1), read_value=False),
+        )
+
+
+def _check_scaling(initial: float, period: int, factor: float, most: float) -> None:
+    """ValueError for settings of loss scaling that are no powers of two, or out of bounds."""
+    for name, value in (
+        ("initial_loss_scaling_factor", initial),
+        ("increase_factor", factor),
+        ("max_loss_scaling_factor", most),
+    ):
+        if value < 1 or int(value) != value or int(value) & (int(value) - 1):
+            raise ValueError(f"{name} must be a power of two that is at least 1, not {value}.")
+    if period < 1:
+        raise ValueError(f"update_frequency must be nonzero and positive, not {period}.")
+    if initial >= most:
+        raise ValueError("initial_loss_scaling_factor must be less than max_loss_scaling_factor.")
+    if initial * factor >= most:
+        raise ValueError(
+            "initial_loss_scaling_factor x increase_factor must be less than max_loss_scaling_factor."
+        )
