@@ -7,6 +7,7 @@ modules of ours; old internal names such as ``keras.engine.training`` and ``tens
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -265,12 +266,36 @@ def serve_keras_names() -> None:
         importlib.import_module(name).ipu = ipu  # type: ignore[attr-defined]
     _replace_the_copy()
     importlib.import_module("tf_keras").__getattr__ = _old_attribute  # type: ignore[method-assign]
+    for root in ("tf_keras", _API):
+        for name in _MODULES_OF_CLASSES:
+            public = importlib.import_module(f"{root}.{name}")
+            public.__getattr__ = functools.partial(_inner_attribute, name)  # type: ignore[method-assign]
     policy = importlib.import_module("tf_keras.src.mixed_precision.policy")
     policy.set_policy = policy.set_global_policy  # type: ignore[attr-defined]
 
 
 _OLD_ATTRIBUTES = {"engine", "testing_utils", "keras_parameterized", "combinations", _OLD_OPTIMIZERS}
 """Modules of version 2.6 that programs read as attributes of Keras, without importing them."""
+
+
+_MODULES_OF_CLASSES = (
+    "activations",
+    "callbacks",
+    "constraints",
+    "initializers",
+    "losses",
+    "metrics",
+    "regularizers",
+)
+"""Modules of version 2.6 that programs read more of than their public names."""
+
+
+def _inner_attribute(module: str, name: str) -> object:
+    if not name.startswith("__"):
+        inner = importlib.import_module(f"tf_keras.src.{module}")
+        if hasattr(inner, name):
+            return getattr(inner, name)
+    raise AttributeError(f"module 'keras.{module}' has no attribute {name!r}")
 
 
 def _old_attribute(name: str) -> object:

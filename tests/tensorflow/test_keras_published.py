@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.tensorflow.test_keras_pipelines import staged_sequential
-from tests.tensorflow.test_keras_rules import POINTS, TARGETS, WEIGHTS, linear
+from tests.tensorflow.test_keras_rules import POINTS, TARGETS, WEIGHTS, close, linear, trained
 from tests.tensorflow.test_keras_rules import one_ipu as one_ipu
 from tests.tensorflow.test_keras_rules import two_replicas as two_replicas
 
@@ -218,3 +218,18 @@ def test_doubles_are_refused_where_nothing_converts_them(one_ipu: None) -> None:
             linear().evaluate(data, verbose=0)
     finally:
         base_layer_utils.enable_v2_dtype_behavior()
+
+
+def test_optimizers_of_version_1_accumulate(two_replicas: None) -> None:
+    import tensorflow as tf
+
+    for optimizer in (
+        tf.compat.v1.train.GradientDescentOptimizer(0.1),
+        tf.compat.v1.train.MomentumOptimizer(0.1, 0.0),
+    ):
+        model = linear()
+        model.compile(optimizer, "mse", steps_per_execution=4)
+        model.set_gradient_accumulation_options(2, "mean")
+        model.fit(POINTS, TARGETS, batch_size=4, shuffle=False, verbose=0)
+        close(model, trained(4, lambda g: sum(g) / 2, 4))
+        assert int(model.optimizer.iterations.numpy()) == 2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import tensorflow as tf
 import tf_keras
@@ -98,8 +98,9 @@ def _inner_optimizer(opt: object, custom_objects: Mapping[str, object]) -> objec
     name = str(opt["class_name"]).rpartition(">")[2]
     kinds = {kind.__name__: kind for kind in WrappedOptimizer.__subclasses__()}
     kind = kinds.get(name) or custom_objects.get(name) or getattr(tf_keras.optimizers.legacy, name, None)
-    kind = kind or tf_keras.utils.get_registered_object(opt["class_name"])
-    return kind.from_config(opt["config"])
+    registered = kind or tf_keras.utils.get_registered_object(opt["class_name"])
+    from_config: Callable[[object], object] = getattr(registered, "from_config")  # noqa: B009
+    return from_config(opt["config"])
 
 
 class KerasGradientAccumulation(WrappedOptimizer):

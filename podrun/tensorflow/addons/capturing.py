@@ -161,7 +161,7 @@ class ALSGradientAccumulationOptimizer(KerasGradientAccumulation):
             raise AttributeError(name)
         return getattr(self.als_optimizer, name)
 
-    def apply_gradients(
+    def apply_gradients(  # type: ignore[override]
         self,
         grads_and_vars: GradientPairs,
         captured_grads: Mapping[str, tf.Tensor] | None = None,

@@ -19,7 +19,7 @@ from podrun.private_apis.tensorflow import private_module
 from podrun.tensorflow.capture.places import PipelineShape, pipeline_of, shape_pipeline
 from podrun.tensorflow.capture.program_graphs import IpuGraph, innermost_program
 from podrun.tensorflow.sdk.gradient_accumulation import Accumulation, GradientPairs
-from podrun.tensorflow.sdk.ipu_strategy import IPUStrategyV1, reduced_over_replicas
+from podrun.tensorflow.sdk.ipu_strategy import IPUStrategyV1, reduced_already, reduced_over_replicas
 from podrun.tensorflow.sdk.pipeline_rules import state_storage
 
 if TYPE_CHECKING:
@@ -90,6 +90,8 @@ def _checked(optimizer: Optimizer, which: WhichAccumulation) -> Accumulation | N
 def check_accumulates(optimizer: Optimizer) -> None:
     """ValueError or NotImplementedError for an optimizer whose gradients cannot be accumulated."""
     legacy, scaled = _families()
+    if isinstance(optimizer, _version_1()):
+        return
     if not isinstance(optimizer, (legacy, scaled)):
         raise NotImplementedError(
             f"podrun does not accumulate gradients for {type(optimizer).__name__}: use an optimizer of "
@@ -122,6 +124,27 @@ def install_accumulation() -> None:
     for family in (*_families(), *_new_families()):
         if "apply_gradients" in vars(family):
             replace_method(family, "apply_gradients", accumulated)
+    replace_method(_version_1(), "apply_gradients", _accumulated_of_version_1)
+
+
+def _version_1() -> type[Optimizer]:
+    """Keras' wrapper of optimizers of version 1."""
+    kind: type[Optimizer] = importlib.import_module("tf_keras.src.optimizers.optimizer_v1").TFOptimizer
+    return kind
+
+
+def _accumulated_of_version_1(
+    optimizer: Optimizer, plain: Replacement, grads_and_vars: GradientPairs
+) -> object:
+    def run(
+        wrapper: Optimizer, grads_and_vars: GradientPairs, experimental_aggregate_gradients: bool = True
+    ) -> object:
+        if experimental_aggregate_gradients:
+            return plain(wrapper, grads_and_vars)
+        with reduced_already():
+            return wrapper.optimizer.apply_gradients(grads_and_vars, global_step=wrapper.iterations)
+
+    return accumulated(optimizer, run, grads_and_vars)
 
 
 def accumulated(
@@ -160,7 +183,8 @@ def accumulated_update(
     pairs = [(g, v) for g, v in grads_and_vars if g is not None]
     with tf.init_scope():
         _ = optimizer.iterations
-        optimizer._create_all_weights([v for _, v in pairs])
+        if not isinstance(optimizer, _version_1()):
+            optimizer._create_all_weights([v for _, v in pairs])
 
     def total(gradient: tf.Tensor) -> tf.Tensor:
         return reduced_over_replicas(tf.distribute.ReduceOp.SUM, gradient)

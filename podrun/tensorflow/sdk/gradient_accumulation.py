@@ -34,7 +34,9 @@ class GradientAccumulationReductionMethod(Enum):
             return method
         if isinstance(method, str) and method.upper() in cls.__members__:
             return cls[method.upper()]
-        raise ValueError(f"reduction_method must be set to SUM, MEAN or RUNNING_MEAN, not {method!r}.")
+        raise ValueError(
+            f"Cannot parse {method!r}: reduction_method must be set to SUM, MEAN or RUNNING_MEAN, not {method!r}."
+        )
 
 
 def zero_variable(name: str, shape: tf.TensorShape | Sequence[int], dtype: tf.DType) -> tf.Variable:

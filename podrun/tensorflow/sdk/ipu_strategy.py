@@ -49,11 +49,27 @@ class IPUExtended(_one_device.OneDeviceExtended):  # type: ignore[misc]
         return tf.nest.map_structure(lambda v: reduced_over_replicas(reduce_op, v), value)
 
 
+_reduced = threading.local()
+"""``already``: whether gradients are applied that are sums over replicas."""
+
+
+@contextlib.contextmanager
+def reduced_already() -> Iterator[None]:
+    """Let nothing be reduced over replicas."""
+    before = getattr(_reduced, "already", False)
+    _reduced.already = True
+    try:
+        yield
+    finally:
+        _reduced.already = before
+
+
 def reduced_over_replicas(reduce_op: tf.distribute.ReduceOp, value: tf.Tensor) -> tf.Tensor:
     """The sum or mean over the replicas in a program; the value itself on the host, and in the scope of a strategy that
     leaves such reductions to the program.
     """
-    if not in_program() or not getattr(tf.distribute.get_strategy(), "adds_reductions", True):
+    already = getattr(_reduced, "already", False)
+    if already or not in_program() or not getattr(tf.distribute.get_strategy(), "adds_reductions", True):
         return value
     kind = "cross_replica_mean" if reduce_op == tf.distribute.ReduceOp.MEAN else "cross_replica_sum"
     return mark_like(kind, tf.convert_to_tensor(value), group=None)
