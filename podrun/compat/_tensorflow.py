@@ -97,10 +97,12 @@ def _operations_module(name: str) -> types.ModuleType:
 
 
 def _library_operations(module: str) -> Mapping[str, Any]:
-    """The operations of a module of the SDK's libraries that stand in a table."""
+    """The operations or enumerations of a module of the SDK's libraries that stand in a table."""
     if module in ("gen_sendrecv_ops", "gen_pop_datastream_ops", "gen_popnn_ops"):
         own = importlib.import_module(_SDK + "library_operations").BY_MODULE[module]
         return {operation.__name__: operation for operation in own}
+    if module == "config_pb2":
+        return dict(importlib.import_module(_SDK + "config").MESSAGE_ENUMERATIONS)
     if module not in ("gen_poprand_ops", "gen_popops_ops"):
         return {}
     return dict(importlib.import_module(_SDK + "layer_ops").LIBRARY_OPERATIONS[module])

@@ -7,7 +7,13 @@ import warnings
 
 import pytest
 
-from podrun.tensorflow.sdk.config import DeviceConnectionType, IPUConfig, StochasticRoundingBehaviour
+from podrun.tensorflow.sdk.config import (
+    MESSAGE_ENUMERATIONS,
+    DeviceConnectionType,
+    IPUConfig,
+    SelectionOrder,
+    StochasticRoundingBehaviour,
+)
 
 
 def test_all_options_are_there_with_their_defaults() -> None:
@@ -131,3 +137,32 @@ def test_functions_of_sdk_2_set_the_options_that_they_are_now() -> None:
     assert options.io_tiles.place_ops_on_io_tiles
     with pytest.raises(TypeError, match="unexpected keyword argument 'colour'"):
         utils.set_optimization_options(options, colour=1)
+
+
+def test_a_configuration_is_a_message_of_the_sdk() -> None:
+    config, connections = IPUConfig(), MESSAGE_ENUMERATIONS["IpuDeviceConnectionType"]
+    orders = MESSAGE_ENUMERATIONS["IpuSelectionOrder"]
+    message = config._create_protobuf()
+    assert message.device_config == []
+    assert message.selection_order == orders.AUTO
+    assert message.remote_buffer_merging_mode == 2
+    assert not message.speed_size_config.disable_graph_outlining
+    config.auto_select_ipus = (4, 2)
+    config.selection_order = SelectionOrder.SNAKE
+    config.device_connection.type = DeviceConnectionType.ON_DEMAND
+    config.matmuls.poplar_options = {"a": "b", "c": True}
+    config.optimizations.enable_graph_outlining = False
+    config.optimizations.maximum_all_gather_buffer_size = 7
+    config.floating_point_behaviour.nanoo = True
+    message = config._create_protobuf()
+    assert [device.auto_count for device in message.device_config] == [4, 2]
+    assert message.selection_order == orders.SNAKE
+    assert message.device_connection_type == connections.ON_DEMAND
+    assert [(option.option, option.value) for option in message.matmul_options] == [("a", "b"), ("c", "True")]
+    assert message.speed_size_config.disable_graph_outlining
+    assert message.max_all_gather_buffer_size == 7
+    behaviour = message.floating_point_behaviour
+    assert [behaviour.inv, behaviour.div0, behaviour.oflo, behaviour.esr, behaviour.nanoo] == [0, 0, 0, 0, 1]
+    config.select_ipus = 1
+    with pytest.raises(Exception, match="Only one of `auto_select_ipus` and `select_ipus` can be set"):
+        config._create_protobuf()

@@ -14,8 +14,9 @@ from podrun.popdist.core import popdist_error
 from podrun.runtime.device import device_ids
 from podrun.tensorflow.execution.device_table import DEVICES
 from podrun.tensorflow.execution.poplar_flags import flags
+from podrun.tensorflow.sdk.config_messages import enumerations, message_of
 from podrun.tensorflow.sdk.config_options import AttributeMetadata as AttributeMetadata
-from podrun.tensorflow.sdk.config_options import OptionCategory
+from podrun.tensorflow.sdk.config_options import OptionCategory, flat_options
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -152,9 +153,25 @@ class IPUConfig(OptionCategory):
         super().__init__("", _OPTIONS)
         object.__setattr__(self, "_profiling", SimpleNamespace())
 
+    def _create_protobuf(self) -> SimpleNamespace:
+        """The options as a message, which tests of the SDK read. Raises what `configure_ipu_system` does."""
+        _check_options(self)
+        return message_of(flat_options(self))
+
     def configure_ipu_system(self, device: str = "cpu") -> None:
         """Apply the options. Exception or ValueError for options that contradict each other."""
         configure_ipu_system(self, device)
+
+
+MESSAGE_ENUMERATIONS = enumerations(
+    {
+        "DeviceConnectionType": DeviceConnectionType,
+        "SelectionOrder": SelectionOrder,
+        "ExecutionProfileType": ExecutionProfileType,
+        "SchedulingAlgorithm": SchedulingAlgorithm,
+    }
+)
+"""What ``config_pb2`` has."""
 
 
 def running_on_ipu_model() -> bool:

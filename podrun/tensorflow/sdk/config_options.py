@@ -123,7 +123,7 @@ class OptionCategory:
     def __repr__(self) -> str:
         lines = (
             f"  {name} = {value if isinstance(value, Enum) else repr(value)}"
-            for name, value in _flat_options(self).items()
+            for name, value in flat_options(self).items()
         )
         return os.linesep.join([f"{type(self).__name__}:", *lines])
 
@@ -142,7 +142,7 @@ class OptionCategory:
 
     def to_dict(self) -> dict[str, Any]:
         """All options by dotted name; enumerations are numbers."""
-        return {k: v.value if isinstance(v, Enum) else v for k, v in _flat_options(self).items()}
+        return {k: v.value if isinstance(v, Enum) else v for k, v in flat_options(self).items()}
 
     def from_dict(self, dct: Mapping[str, Any]) -> None:
         """Set options by dotted name; enumerations may be numbers or names."""
@@ -163,12 +163,12 @@ class OptionCategory:
         self.from_dict(json.loads(json_cfg))
 
 
-def _flat_options(category: OptionCategory) -> dict[str, Any]:
+def flat_options(category: OptionCategory) -> dict[str, Any]:
     """All options of a category by dotted name. No method: programs read options by name, such as this one's."""
     flat: dict[str, Any] = {}
     for key, value in category._values.items():
         if isinstance(value, OptionCategory):
-            flat |= _flat_options(value)
+            flat |= flat_options(value)
         else:
             flat[category._metadata[key].name] = value
     return flat
