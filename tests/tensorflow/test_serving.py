@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from podrun.core.errors import UnsupportedError
+
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed"),
@@ -89,7 +91,21 @@ def test_a_compiled_loop_runs_from_its_file(ipu: Any, tmp_path: Path) -> None:
             session.run(tf.global_variables_initializer())
             assert session.run(compiled).decode() == path
             runtime = ipu.embedded_runtime
-            context = runtime.embedded_runtime_start(path, [], "application")
+            for inputs, message in (
+                (4, r"Expected the inputs to be a list\."),
+                ([], "expects 1 inputs, but 0 were provided"),
+                ({}, "Failed to find input tensor with name 'XLA_Args/w' in input dictionary"),
+                (
+                    [W.T],
+                    r"input shape at position 0 \('XLA_Args/w'\)\. Expected \[3, 2\], but input 0 has shape \[2, 3\]",
+                ),
+                ([W.astype(np.int32)], r"Expected <dtype: 'float32'>, but input 0 has dtype int32"),
+            ):
+                with pytest.raises(ValueError, match=message):
+                    runtime.embedded_runtime_start(path, inputs, "application")
+            with pytest.raises(UnsupportedError, match="is not what"):
+                runtime.embedded_runtime_start(path, [W + 1], "application")
+            context = runtime.embedded_runtime_start(path.encode(), {"XLA_Args/w": W}, "application")
             (result,) = session.run(runtime.embedded_runtime_call([x], context), {x: X})
             context.runner.close()
     np.testing.assert_allclose(result, X @ W, atol=1e-6)

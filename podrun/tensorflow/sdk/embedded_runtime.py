@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
 import tensorflow as tf
 
-from podrun.core.errors import UsageError
+from podrun.core.errors import UnsupportedError, UsageError
 from podrun.serving.runner import ModelRunner
 from podrun.serving.runtime.config import OFF
 from podrun.tensorflow.capture.program_graphs import IpuGraph, parameter, trace
@@ -49,9 +49,11 @@ def experimental_application_compile_op(
         )
     path = output_path or os.path.join(tempfile.mkdtemp(), "application.poplar_exec")
     outer = [*values, *(tensor for tensor, _ in graph.captures)]
+    names = {} if freeze_variables else _variable_names(outer)
 
     def compile_now(*arrays: np.ndarray) -> np.ndarray:
         held = dict(zip(program.keys, arrays, strict=True))
+        _startup[path] = {name: np.array(arrays[place]) for name, place in sorted(names.items())}
         iterations = program.start_loop(held)
         leaving = sum(len(queue) for queue in program.step.outfeeds.values())
         outputs = [f"output_{place:03d}" for place in range(leaving)]
@@ -64,6 +66,55 @@ def experimental_application_compile_op(
     if tf.executing_eagerly():
         return tf.constant(compile_now(*(read_handle(t) for t in outer)).item())
     return tf.numpy_function(compile_now, [value_tensor(t) for t in outer], tf.string, name=name)
+
+
+_startup: dict[str, dict[str, np.ndarray]] = {}
+"""File -> its variables by name, if they were not frozen, with the values that it was compiled with."""
+
+
+def _variable_names(inputs: Sequence[tf.Tensor]) -> dict[str, int]:
+    """The names of variables as inputs of an application, and their places among its inputs."""
+    handles = [(place, tensor) for place, tensor in enumerate(inputs) if tensor.dtype == tf.resource]
+    eager = tf.executing_eagerly()
+    return {f"XLA_Args/{place if eager else tensor.op.name}": place for place, tensor in handles}
+
+
+def _check_startup(path: str, inputs: object) -> None:
+    """ValueError, in the SDK's words, for inputs that are not those of the file's variables, in the order of names.
+    UnsupportedError for values other than those that the file was compiled with.
+    """
+    wanted = _startup.get(path, {})
+    if isinstance(inputs, Mapping):
+        for name in wanted:
+            if name not in inputs:
+                raise ValueError(f"Failed to find input tensor with name '{name}' in input dictionary.")
+        inputs = [inputs[name] for name in wanted]
+    if not isinstance(inputs, (list, tuple)):
+        raise ValueError("Expected the inputs to be a list.")
+    if path not in _startup:
+        return
+    if len(inputs) != len(wanted):
+        raise ValueError(
+            f"Embedded application runtime expects {len(wanted)} inputs, but {len(inputs)} were provided."
+        )
+    for place, ((name, held), value) in enumerate(zip(wanted.items(), inputs, strict=True)):
+        symbolic = isinstance(value, tf.Tensor) and not hasattr(value, "numpy")
+        array: Any = value if symbolic else np.asarray(value)
+        shape, dtype = list(array.shape), tf.as_dtype(array.dtype)
+        at = f"at position {place} ('{name}'). Expected"
+        if shape != list(held.shape):
+            raise ValueError(
+                f"Mismatched input shape {at} {list(held.shape)}, but input {place} has shape {shape}."
+            )
+        if dtype != tf.as_dtype(held.dtype):
+            raise ValueError(
+                f"Mismatched input dtype {at} <dtype: '{held.dtype}'>, but input {place} has dtype {dtype.name}."
+            )
+        if not symbolic and not np.array_equal(array, held):
+            raise UnsupportedError(
+                f"'{name}' is not what '{path}' was compiled with: podrun compiles variables into the file.",
+                hint="Run the operation of experimental_application_compile_op again after the variables have changed.",
+            )
 
 
 class EmbeddedContext:
@@ -85,12 +136,17 @@ _contexts: dict[str, EmbeddedContext] = {}
 
 
 def embedded_runtime_start(
-    executable_file: str, inputs: Sequence[Any], name: str, timeout: float | None = None
+    executable_file: str | bytes | tf.Tensor,
+    inputs: Sequence[Any] | Mapping[str, Any],
+    name: str,
+    timeout: float | None = None,
 ) -> EmbeddedContext:
-    """Start the program in a file. UsageError for a name that another program has. ``inputs`` are constants of the file
-    already.
+    """Start the program in a file. UsageError for a name that another program has, ValueError for ``inputs`` that are
+    not the values of its variables: a list in the order of their names, or by name.
     """
-    path = executable_file.numpy().decode() if hasattr(executable_file, "numpy") else str(executable_file)
+    chosen: Any = executable_file
+    path = os.fsdecode(chosen.numpy() if hasattr(chosen, "numpy") else chosen)
+    _check_startup(path, inputs)
     if name in _contexts and _contexts[name].executable_file != path:
         raise UsageError(
             f"An embedded runtime {name!r} runs another program: {_contexts[name].executable_file}."
