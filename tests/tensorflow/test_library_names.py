@@ -121,3 +121,40 @@ def test_state_of_the_device_is_none_of_the_programs_variables(ipu: Any) -> None
                 assert session.run(delayed, {x: 3.0}) == 0.0
                 assert session.run(weight) == 1.0 - 0.5 * (3.0 + 0.0)
                 assert session.run(delayed, {x: 5.0}) == 0.0
+
+
+def test_a_branch_gives_to_an_outfeed_where_it_is_reached(ipu: Any) -> None:
+    """In the iterations that take the branch, also where an optimizer gives gradients once for an update."""
+    import tensorflow.compat.v1 as tf
+
+    queues = ipu.ipu_outfeed_queue
+    every, last = queues.IPUOutfeedQueue(), queues.IPUOutfeedQueue(queues.IPUOutfeedMode.LAST)
+    summed = queues.IPUOutfeedQueue()
+
+    class Recording(tf.train.GradientDescentOptimizer):  # type: ignore[misc]
+        def apply_gradients(self, pairs: Any, *args: Any, **kwargs: Any) -> Any:
+            given = summed.enqueue([gradient for gradient, _ in pairs])
+            return tf.group(given, super().apply_gradients(pairs, *args, **kwargs))
+
+    def body(i: Any) -> Any:
+        def give() -> Any:
+            return tf.group(every.enqueue((i, 10 * i)), last.enqueue({"i": i}))
+
+        given = tf.cond(tf.equal(tf.math.floormod(i, 2.0), 1.0), give, tf.no_op)
+        weight = tf.get_variable("weight", initializer=np.float32(1.0), use_resource=True)
+        optimizer = ipu.optimizers.GradientAccumulationOptimizerV2(Recording(0.0), 3)
+        return i + 1, given.op, optimizer.minimize(weight * i)
+
+    with tf.Graph().as_default(), tf.Session() as session:
+        infeed = ipu.ipu_infeed_queue.IPUInfeedQueue(tf.data.Dataset.from_tensors(np.float32(0)).repeat())
+        with ipu.scopes.ipu_scope("/device:IPU:0"):
+            looped = ipu.ipu_compiler.compile(
+                lambda: ipu.loops.repeat(6, lambda i, _: body(i), [tf.constant(0.0)], infeed)
+            )
+        session.run([infeed.initializer, tf.global_variables_initializer()])
+        session.run(looped)
+        numbers, tens = session.run(every.dequeue())
+        np.testing.assert_array_equal(numbers, [1, 3, 5])
+        np.testing.assert_array_equal(tens, [10, 30, 50])
+        assert session.run(last.dequeue())["i"] == 5
+        np.testing.assert_array_equal(session.run(summed.dequeue())[0], [0 + 1 + 2, 3 + 4 + 5])

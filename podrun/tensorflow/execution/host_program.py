@@ -24,6 +24,7 @@ from podrun.tensorflow.execution.device_table import DEVICES
 from podrun.tensorflow.execution.poplar_flags import flags, synthetic_elements
 from podrun.tensorflow.execution.queue_loops import MainLoop, main_loop, origin
 from podrun.tensorflow.execution.step_program import ReadStep, StepProgram, StepSource, read_step
+from podrun.tensorflow.graph.builder import GIVEN
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,8 +322,23 @@ def outfeed_taker(program: StepProgram) -> Callable[[str, np.ndarray], None]:
     if "outfeed" in flags().synthetic:
         return lambda name, value: None
 
+    waiting: dict[int, list[list[np.ndarray]]] = {
+        queue: [[] for _ in names]
+        for queue, names in program.step.outfeeds.items()
+        if names[-1].startswith(f"outfeed{queue}/{GIVEN}")
+    }
+
     def take(name: str, value: np.ndarray) -> None:
         queue, place = owner[name]
-        REFERENCES[queue].take(place, value if replicated else value[:, 0])
+        value = value if replicated else value[:, 0]
+        if queue not in waiting:
+            REFERENCES[queue].take(place, value)
+            return
+        waiting[queue][place].append(value)
+        if all(waiting[queue]):
+            *values, reached = (parts.pop(0) for parts in waiting[queue])
+            given = reached.reshape(len(reached), -1)[:, 0]
+            for number, part in enumerate(values if given.any() else ()):
+                REFERENCES[queue].take(number, part[given])
 
     return take

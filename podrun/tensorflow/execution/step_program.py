@@ -108,7 +108,7 @@ def read_step(source: StepSource) -> ReadStep:
     values.update(source.fed)
     outcome = Importer(builder).read(source.graph, values, source.results, source.effects, done=source.done)
     results = [builder.add("Result", [str(value)], name="result")[0] for value in outcome]
-    written = dict(builder.written)
+    written = builder.leaving()
     if ASSERTIONS in written:
         facts.outfeeds[structure.ASSERTED] = builder.add("Result", [written.pop(ASSERTIONS)], name=ASSERTIONS)
     written |= {key: str(outcome[place]) for key, place in source.carried.items()}

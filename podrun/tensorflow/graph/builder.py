@@ -14,6 +14,8 @@ from podrun.core.errors import UnsupportedError
 from podrun.runtime.graph import Node, OperatorGraph, Place
 
 DOMAIN = "tensorflow"
+GIVEN = "given"
+"""The end of the name of the tensor that says whether an iteration gives to a queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,8 @@ class ProgramFacts:
     """Queue -> the names of its inputs."""
     outfeeds: dict[int, list[str]] = field(default_factory=dict)
     """Queue -> the names of the tensors that go out."""
+    conditional: dict[int, list[str]] = field(default_factory=dict)
+    """Queue that a branch gives to -> the names of what it gives among variables, and of whether it does, the last."""
     numbers: itertools.count[int] = field(default_factory=itertools.count)
     places: dict[str, Place] = field(default_factory=dict)
     """Node -> the IPU and stage that the program gave it."""
@@ -69,6 +73,8 @@ class GraphBuilder:
         """VariableHandle -> the name of its last value that this graph computes."""
         self.place: Place | None = None if outer is None else outer.place
         """Where the nodes that are being added lie; None: nowhere in particular."""
+        self.repeats: bool = outer is not None and outer.repeats
+        """Whether the graph is in a loop of the program's step."""
 
     def unique(self, base: str) -> str:
         """A name that nothing else in the program has."""
@@ -138,6 +144,27 @@ class GraphBuilder:
             root.current[ASSERTIONS] = root.constant(True)
         (every,) = self.add("LogicalAnd", [self.read(held), condition], name=ASSERTIONS)
         self.write(held, every)
+
+    def give_if_reached(self, queue: int, names: Sequence[str], empty: Sequence[np.ndarray]) -> None:
+        """Let a branch give tensors to a queue in the iterations that reach it. ``empty``: arrays like them."""
+        root = self
+        while root.outer is not None:
+            root = root.outer
+        keys = [*(f"outfeed{queue}/{place}" for place in range(len(names))), f"outfeed{queue}/{GIVEN}"]
+        if queue not in self.facts.conditional:
+            self.facts.conditional[queue] = keys
+            for key, array in zip(keys, [*empty, np.array(False)], strict=True):
+                root.current[key] = root.constant(array)
+        for key, name in zip(keys, [*names, self.constant(True)], strict=True):
+            self.write(VariableHandle(key), name)
+
+    def leaving(self) -> dict[str, str]:
+        """The variables that are written, without what branches give to queues, which goes to these."""
+        for queue, keys in self.facts.conditional.items():
+            results = [self.add("Result", [self.current[key]], name=key)[0] for key in keys]
+            self.facts.outfeeds[queue] = results
+        given = {key for keys in self.facts.conditional.values() for key in keys}
+        return {key: name for key, name in self.written.items() if key not in given}
 
     def graph(
         self,

@@ -137,11 +137,12 @@ def _call(importer: Importer, operation: tf.Operation, inputs: list[Value]) -> S
 
 
 def _branch(
-    importer: Importer, name: str, graph: FunctionGraph, inputs: Sequence[Value]
+    importer: Importer, name: str, graph: FunctionGraph, inputs: Sequence[Value], *, repeats: bool = False
 ) -> tuple[GraphBuilder, list[str]]:
     """A function read as a subgraph that sees the names around it, and the names of its results."""
     builder = GraphBuilder(name, importer.builder.facts, importer.builder)
     builder.originals = {}
+    builder.repeats |= repeats
     results = Importer(builder).call(graph, list(inputs))
     return builder, [r for r in results if isinstance(r, str)]
 
@@ -193,13 +194,14 @@ def read_loop(
     """A loop as a node with two subgraphs. Variables that the body writes are carried besides the loop's own values."""
     builder, facts = importer.builder, importer.builder.facts
     carried = [i for i, value in enumerate(inputs) if isinstance(value, str)]
-    probe, _ = _branch(importer, name, body, inputs)
+    probe, _ = _branch(importer, name, body, inputs, repeats=True)
     written = sorted(probe.written)
     keys = [VariableHandle(key) for key in written]
     starts = [*(str(inputs[i]) for i in carried), *(builder.read(key) for key in keys)]
 
     def inner(kind: str, graph: FunctionGraph) -> OperatorGraph:
         scope = GraphBuilder(f"{name}/{kind}", facts, builder)
+        scope.repeats = True
         names = [scope.unique(f"{name}/{kind}/{i}") for i in range(len(starts))]
         values: list[Value] = list(inputs)
         for position, place in enumerate(carried):
@@ -266,13 +268,24 @@ def _dequeue(
     return feeds[queue]
 
 
+_NARROW = {tf.int64: np.int32, tf.float64: np.float32}
+"""Types that an IPU lacks -> those that it has for them."""
+
+
 def _enqueue(
     importer: Importer, operation: tf.Operation, inputs: list[Value], facts: dict[str, Any]
 ) -> Sequence[Value]:
     builder = importer.builder
-    if builder.outer is not None:
-        raise UnsupportedError(f"'{operation.name}' enqueues inside a loop or branch of a program's step.")
     names = importer.names(operation, inputs)
+    if builder.repeats:
+        raise UnsupportedError(f"'{operation.name}' enqueues inside a loop of a program's step.")
+    if builder.outer is not None:
+        empty = [
+            np.zeros(t.shape.as_list(), _NARROW.get(t.dtype, t.dtype.as_numpy_dtype))
+            for t in operation.inputs
+        ]
+        builder.give_if_reached(int(facts["queue"]), names, empty)
+        return [builder.constant(True)] if operation.outputs else []
     builder.facts.outfeeds[int(facts["queue"])] = [
         builder.add("Result", [name], name=f"outfeed{facts['queue']}")[0] for name in names
     ]
