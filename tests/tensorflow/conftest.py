@@ -19,6 +19,7 @@ def _changed_by_the_front_end() -> list[tuple[Any, tuple[str, ...]]]:
     import tensorflow as tf
 
     from podrun.private_apis.tensorflow import private_module
+    from podrun.tensorflow.execution.eager_devices import function_type
     from podrun.tensorflow.execution.placed_devices import changed_classes
     from podrun.tensorflow.keras.accumulating_optimizers import OPTIMIZER_MODULES, OPTIMIZER_NAMES
     from podrun.tensorflow.keras.extensions import ADDED
@@ -32,6 +33,7 @@ def _changed_by_the_front_end() -> list[tuple[Any, tuple[str, ...]]]:
         (tf.GradientTape, ("gradient",)),
         (private_module("client.session").BaseSession, ("run",)),
         *changed_classes(),
+        (function_type(), ("__call__",)),
         (model, ADDED),
         (load("tf_keras.src.optimizers"), ("get",)),
         *((load(name), (*OPTIMIZER_NAMES, "get")) for name in OPTIMIZER_MODULES),

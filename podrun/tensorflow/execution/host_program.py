@@ -337,8 +337,8 @@ def outfeed_taker(program: StepProgram) -> Callable[[str, np.ndarray], None]:
         waiting[queue][place].append(value)
         if all(waiting[queue]):
             *values, reached = (parts.pop(0) for parts in waiting[queue])
-            given = reached.reshape(len(reached), -1)[:, 0]
-            for number, part in enumerate(values if given.any() else ()):
-                REFERENCES[queue].take(number, part[given])
+            rows = reached.reshape(len(reached), -1)[:, 0]
+            for number, part in enumerate(values if rows.any() else ()):
+                REFERENCES[queue].take(number, part[rows])
 
     return take

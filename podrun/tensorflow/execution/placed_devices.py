@@ -41,6 +41,12 @@ def placed_ordinal(graph: tf.Graph) -> int | None:
     return ordinal
 
 
+def ipu_in(name: object) -> int | None:
+    """The number of the IPU device that a name names; None for another device."""
+    hit = _IPU.search(name) if isinstance(name, str) else None
+    return int(hit.group(1)) if hit else None
+
+
 def placed_on(operation: tf.Operation) -> int | None:
     """The number of the IPU device on which a program placed an operation; None for the host."""
     hit = _IPU.search(getattr(operation, _NAME, None) or "")
@@ -104,10 +110,9 @@ def install_devices() -> None:
     """
     graph_class = private_module("framework.ops").Graph
     operation_class = private_module("framework.ops").Operation
-    context_class = private_module("eager.context").Context
     if getattr(graph_class._apply_device_functions, "ipus", False):
         return
-    apply, eager_device = graph_class._apply_device_functions, context_class.device
+    apply = graph_class._apply_device_functions
 
     def apply_on_host(self: tf.Graph, op: tf.Operation) -> None:
         apply(self, op)
@@ -120,11 +125,6 @@ def install_devices() -> None:
             op._set_device_from_string("/device:CPU:0")
             object.__setattr__(op, _NAME, chosen)
             setattr(self, _HAS_PLACED, True)
-
-    def device(self: Any, name: Any) -> Any:
-        if isinstance(name, str) and _IPU.search(name):
-            return contextlib.nullcontext()
-        return eager_device(self, name)
 
     set_device = operation_class._set_device
 
@@ -142,7 +142,6 @@ def install_devices() -> None:
     operation_class._set_device = set_on_host
     apply_on_host.ipus = True  # type: ignore[attr-defined]
     graph_class._apply_device_functions = apply_on_host
-    context_class.device = device
     for owner in _named_classes():
         owner.device = _named(owner.device)
     _install_compile()

@@ -163,8 +163,8 @@ class GraphBuilder:
         for queue, keys in self.facts.conditional.items():
             results = [self.add("Result", [self.current[key]], name=key)[0] for key in keys]
             self.facts.outfeeds[queue] = results
-        given = {key for keys in self.facts.conditional.values() for key in keys}
-        return {key: name for key, name in self.written.items() if key not in given}
+        names = {key for keys in self.facts.conditional.values() for key in keys}
+        return {key: name for key, name in self.written.items() if key not in names}
 
     def graph(
         self,

@@ -6,17 +6,17 @@ themselves; programs and tests read messages. ``config_pb2`` of the driver has t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, IntEnum
 from types import SimpleNamespace
 from typing import Any
 
 
-def _same(value: Any) -> Any:
+def _same(value: object) -> object:
     return value.value if isinstance(value, Enum) else value
 
 
-def _not(value: Any) -> bool:
+def _not(value: object) -> bool:
     return not value
 
 
@@ -98,7 +98,7 @@ def message_of(options: Mapping[str, Any]) -> SimpleNamespace:
     return message
 
 
-def _numbers(value: Any) -> list[int]:
+def _numbers(value: int | Sequence[int]) -> list[int]:
     return [value] if isinstance(value, int) else list(value)
 
 

@@ -99,7 +99,7 @@ def _check_startup(path: str, inputs: object) -> None:
         )
     for place, ((name, held), value) in enumerate(zip(wanted.items(), inputs, strict=True)):
         symbolic = isinstance(value, tf.Tensor) and not hasattr(value, "numpy")
-        array: Any = value if symbolic else np.asarray(value)
+        array = value if symbolic else np.asarray(value)
         shape, dtype = list(array.shape), tf.as_dtype(array.dtype)
         at = f"at position {place} ('{name}'). Expected"
         if shape != list(held.shape):
@@ -144,8 +144,7 @@ def embedded_runtime_start(
     """Start the program in a file. UsageError for a name that another program has, ValueError for ``inputs`` that are
     not the values of its variables: a list in the order of their names, or by name.
     """
-    chosen: Any = executable_file
-    path = os.fsdecode(chosen.numpy() if hasattr(chosen, "numpy") else chosen)
+    path = os.fsdecode(executable_file.numpy() if hasattr(executable_file, "numpy") else executable_file)
     _check_startup(path, inputs)
     if name in _contexts and _contexts[name].executable_file != path:
         raise UsageError(

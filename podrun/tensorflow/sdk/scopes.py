@@ -19,6 +19,7 @@ from podrun.tensorflow.capture.places import at_place
 from podrun.tensorflow.capture.program_graphs import OUTSIDE, in_program, outermost_program
 from podrun.tensorflow.execution.cluster_plans import differentiated_on_device
 from podrun.tensorflow.execution.device_table import DEVICES
+from podrun.tensorflow.execution.eager_devices import install_eager_devices
 from podrun.tensorflow.execution.launching import install_sessions
 from podrun.tensorflow.execution.placed_devices import install_devices
 from podrun.tensorflow.execution.poplar_flags import flags
@@ -139,4 +140,5 @@ def install_front_end() -> None:
     install_cuts(differentiated_on_device)
     install_sessions()
     install_devices()
+    install_eager_devices()
     importlib.import_module("podrun.tensorflow.sdk.host_markers").install_host_markers()
