@@ -18,6 +18,8 @@ from podrun.popart import (
 )
 from tests.popart.popart_sessions import linear, replicated, training, weights
 
+pytestmark = pytest.mark.usefixtures("programs_compile_once")
+
 SHARDED = TensorLocation(TensorStorage.OnChip, ReplicatedTensorSharding.On)
 STREAMED = TensorLocation(TensorStorage.OffChip, ReplicatedTensorSharding.On)
 KINDS = ("weight", "optimizerState", "accumulator", "activation")
