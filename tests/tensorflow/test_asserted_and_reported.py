@@ -286,3 +286,29 @@ def test_an_outfeed_has_no_last_value_under_synthetic_data(
         with pytest.raises(tf.errors.FailedPreconditionError, match="when using synthethic data"):
             session.run(last)
     monkeypatch.delenv("TF_POPLAR_FLAGS")
+
+
+def test_sharded_programs_minimize_a_loss_of_several_numbers(tf: Any, ipu: Any) -> None:
+    """The report is of the forward pass, which the gradients took into themselves."""
+    config = ipu.config.IPUConfig()
+    config.auto_select_ipus = 2
+    config.configure_ipu_system()
+
+    def net(x: Any) -> Any:
+        with ipu.scopes.ipu_shard(0):
+            weight = tf.get_variable("w", initializer=np.ones((3, 2), np.float32), use_resource=True)
+            losses = tf.reduce_sum(tf.square(x @ weight), 1)
+            mean = tf.reduce_mean(losses)
+        with ipu.scopes.ipu_shard(1):
+            train = tf.train.GradientDescentOptimizer(0.1).minimize(losses)
+        return mean, train
+
+    x = tf.placeholder(tf.float32, [2, 3])
+    with ipu.scopes.ipu_scope(DEVICE):
+        mean, _ = [*ipu.ipu_compiler.compile(net, [x]), None]
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        assert session.run(mean, {x: np.ones((2, 3))}) == 18.0
+        np.testing.assert_allclose(
+            session.run(tf.global_variables()[0]), np.full((3, 2), 1 - 0.1 * 12), rtol=1e-5
+        )

@@ -167,12 +167,15 @@ class ModelledStep:
 
 
 def _forward(step: ModelledStep, node: Node | None) -> list[Node]:
-    """The step's nodes with the forward pass of ``node`` in its place."""
+    """The step's nodes with the forward pass of ``node`` in its place; without one, with the forward passes of all."""
     nodes: list[Node] = []
+    there: set[str] = set()
     for item in step.nodes:
-        if item is node:
+        if item is node or (node is None and item.op_type == "Differentiate"):
             fed = dict(zip(item["graph"].inputs, item.inputs, strict=False))
-            nodes += [replace(n, inputs=tuple(fed.get(i, i) for i in n.inputs)) for n in item["graph"].nodes]
+            fresh = [n for n in item["graph"].nodes if n.label not in there]
+            there.update(n.label for n in fresh)
+            nodes += [replace(n, inputs=tuple(fed.get(i, i) for i in n.inputs)) for n in fresh]
         elif item.op_type not in ("Differentiate", "Store"):
             nodes.append(item)
     return nodes
