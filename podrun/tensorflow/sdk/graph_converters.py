@@ -293,7 +293,7 @@ def _source_of(name: str, inside: dict[str, list[str]], before: Sequence[str]) -
 def _gelu_function(dtype: tf.DType) -> Any:
     """The operation for the host."""
     with tf.Graph().as_default():
-        traced = tf.function(lambda x: tf.nn.gelu(x, approximate=True))
+        traced = tf.function(lambda x: tf.compat.v2.nn.gelu(x, approximate=True))
         definition = copy.deepcopy(traced.get_concrete_function(tf.TensorSpec(None, dtype)).function_def)
     definition.signature.name = GELU
     return definition
