@@ -95,6 +95,30 @@ RECURRENT_LAYERS = {
     "PopnnDynamicGRU": f"{_ADDONS}time_major_layers:TimeMajorDynamicGru",
     "PopnnAUGRU": f"{_ADDONS}time_major_layers:TimeMajorAttentionGru",
 }
+_PARTITION = "podrun.tensorflow.keras.stage_partition:"
+_PROFILES = {
+    "get_empty_layer_info": f"{_PARTITION}empty_layer_profile",
+    "get_empty_range_info": f"{_PARTITION}empty_range_profile",
+    "copy_layer_info": f"{_PARTITION}copied_profile",
+    "transfer_cycle": f"{_PARTITION}stage_transfer_cycles",
+    "aggregate_info_inplace": f"{_PARTITION}add_layer_to_range",
+}
+_AUTO_PIPELINE: dict[str, dict[str, str]] = {
+    "keras.experimental": {},
+    "keras.experimental.auto_pipeline": {},
+    "keras.experimental.auto_pipeline.utils": {},
+    "keras.experimental.auto_pipeline.utils.types_utils": _PROFILES,
+    "keras.experimental.auto_pipeline.utils.keras_utils": {
+        "parse_model_intermediate": f"{_PARTITION}parse_model_intermediate",
+        "get_assignment_layer_type": f"{_PARTITION}layer_call_type",
+    },
+    "keras.experimental.auto_pipeline.prediction": {},
+    "keras.experimental.auto_pipeline.prediction.partition": {
+        "get_model_cost_matrix": f"{_PARTITION}range_cost_matrix",
+        "get_transfer_cost_matrix": f"{_PARTITION}transfer_cost_matrix",
+        "get_auto_pipeline_partition_by_cycle_and_transfer": f"{_PARTITION}partition_by_cycles",
+    },
+}
 ADDON_MODULES: dict[str, dict[str, str]] = {
     "": {},
     "keras": {},
@@ -140,6 +164,7 @@ ADDON_MODULES: dict[str, dict[str, str]] = {
         _TESTS,
     ),
     **_SAVED_MODELS,
+    **_AUTO_PIPELINE,
     "keras.optimizers.test_util": {"OptimizerTest": "podrun.tensorflow.sdk.cases_of_tests:OptimizerTest"},
     "optimizers": {},
     "v1": {},

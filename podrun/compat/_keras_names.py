@@ -116,7 +116,8 @@ REFUSED_NAMES = {
         ("Model", "Sequential", "PipelineModel", "PipelineSequential"),
         "classes of SDK 2.2; use keras.Model and keras.Sequential under an IPUStrategy",
     ),
-    "keras.experimental": "pipelines by profile; use set_pipeline_stage_assignment",
+    "keras.experimental.auto_pipeline.utils.profiler": "profiles of layers; use podrun profile",
+    "keras.experimental.auto_pipeline.utils.pva_utils": "profiles of layers; use pva",
 }
 """Names of the SDK's layers that are refused, and what to use instead."""
 

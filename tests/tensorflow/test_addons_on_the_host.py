@@ -179,3 +179,23 @@ def test_a_layer_of_version_1_tells_its_shapes_and_refuses_plain_states() -> Non
             layer(tf.zeros([7, 2, 5]), states)
         outputs, _ = layer(tf.zeros([7, 2, 5]), SimpleNamespace(c=states[0], h=states[1]))
         assert outputs.shape == [7, 2, 3]
+
+
+def test_layers_of_halves_are_close_to_those_of_floats() -> None:
+    import tensorflow as tf
+    import tf_keras
+
+    from podrun.tensorflow.addons.recurrent_layers import PopnnGRU, PopnnLSTM
+
+    x = _random.rand(2, 5, 3).astype(np.float16)
+    for mine, plain in (
+        (PopnnLSTM(4, dtype=tf.float16), tf_keras.layers.LSTM(4)),
+        (PopnnGRU(4, dtype=tf.float16), tf_keras.layers.GRU(4)),
+        (PopnnGRU(4, dtype=tf.float16, reset_after=False), tf_keras.layers.GRU(4, reset_after=False)),
+    ):
+        mine.build(x.shape)
+        plain.build(x.shape)
+        plain.set_weights([w.astype(np.float32) for w in mine.get_weights()])
+        result = mine(tf.constant(x))
+        assert result.dtype == tf.float16
+        np.testing.assert_allclose(result, plain(x.astype(np.float32)), atol=2e-3)

@@ -88,6 +88,7 @@ def install_keras() -> None:
         plain_end = getattr(callbacks, f"on_{kind}_batch_end")
         replace_method(callbacks, f"on_{kind}_batch_begin", _held_begin(kind, plain_end))
         replace_method(callbacks, f"on_{kind}_batch_end", _held_end)
+    replace_method(model_class, "compile", _compiled)
     for name in CALLS:
         replace_method(model_class, name, _checked_call)
     for name in ("train_on_batch", "test_on_batch", "predict_on_batch"):
@@ -128,6 +129,14 @@ def _reset_metrics(model: Model, plain: Callable[..., object]) -> None:
 def _metrics_result(model: Model, plain: Callable[..., object], logs: object) -> object:
     """The values that the device reported: the metrics' variables on the host are those of one replica."""
     return logs if on_ipu(model) else plain(model, logs)
+
+
+def _compiled(model: Model, plain: Callable[..., object], *args: object, **kwargs: object) -> object:
+    """Keras' compile, which takes numbers of steps alone: programs give tensors too, as of a dataset's cardinality."""
+    steps = kwargs.get("steps_per_execution")
+    if isinstance(steps, tf.Tensor):
+        kwargs["steps_per_execution"] = int(steps)
+    return plain(model, *args, **kwargs)
 
 
 def _checked_call(model: Model, plain: Callable[..., object], *args: object, **kwargs: object) -> object:

@@ -1,7 +1,7 @@
 """The recurrent layers of the SDK, each one operator: `podrun.numerics.recurrence` over a whole sequence.
 
 Gates are in the order of Keras: an LSTM's input, forget, new memory, output; a GRU's update, reset, new state. Halves
-are computed in float32, as partial sums are on an IPU.
+are multiplied as they are, with sums in float32, as on an IPU; all else is computed in float32.
 """
 
 from __future__ import annotations
@@ -11,9 +11,17 @@ from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from podrun.core.errors import InvalidOptionError
-from podrun.numerics.recurrence import Cell, CellWeights, Sequences, cell_activations, recurrence
+from podrun.numerics.recurrence import (
+    Cell,
+    CellWeights,
+    Sequences,
+    cell_activations,
+    recurrence,
+    rows_product,
+)
 from podrun.tensorflow.operators.table import computes
 
 if TYPE_CHECKING:
@@ -28,6 +36,21 @@ def _activation(name: str) -> _Activation:
     if name == "softmax":
         return lambda x: jax.nn.softmax(x, axis=-1)
     return cell_activations((_ONNX_NAMES.get(name, name),))[0]
+
+
+def _sums_of_halves(a: jax.Array, b: jax.Array) -> jax.Array:
+    """``a @ b.T`` of halves, in float32."""
+    halves = a.astype(b.dtype)
+    return lax.dot_general(
+        halves, b, (((a.ndim - 1,), (b.ndim - 1,)), ((), ())), preferred_element_type=jnp.float32
+    )
+
+
+def _sums_by_columns(a: jax.Array, b: jax.Array) -> jax.Array:
+    """``a @ b`` of halves, in float32: weights as they lie."""
+    return lax.dot_general(
+        a.astype(b.dtype), b, (((a.ndim - 1,), (0,)), ((), ())), preferred_element_type=jnp.float32
+    )
 
 
 def _wide(x: jax.Array) -> jax.Array:
@@ -50,22 +73,25 @@ def _recurrence(ctx: Context, node: Node, x: jax.Array, *rest: jax.Array) -> tup
         )
     dtype = jnp.asarray(x).dtype
     lstm = node["cell"] == "lstm"
-    entering, recurrent, bias, *others = [_wide(value) for value in rest]
+    entering, recurrent = (jnp.asarray(value) for value in rest[:2])
+    bias, *others = [_wide(value) for value in rest[2:]]
     state = tuple(others[: 2 if lstm else 1])
     others = others[2 if lstm else 1 :]
     lengths = others.pop(0).astype(jnp.int32) if node["lengths"] else None
     attention = others.pop(0) if node["attention"] else None
-    cell, weights = _cell(node), _weights(node, entering, recurrent, bias)
+    cell, weights = _cell(node, dtype), _weights(node, entering, recurrent, bias)
     outputs, last = recurrence(cell, weights, Sequences(_wide(x), lengths, attention), state)
     return tuple(value.astype(dtype) for value in (outputs, *last))
 
 
-def _cell(node: Node) -> Cell:
+def _cell(node: Node, dtype: jnp.dtype) -> Cell:
     """The cell of a layer, with Keras' order of gates."""
+    product = _sums_of_halves if dtype == jnp.float16 else rows_product
     new, gate = _activation(node["activation"]), _activation(node["recurrent_activation"])
     if node["cell"] == "lstm":
-        return Cell("lstm", "ifno", (gate, new, new))
-    return Cell("gru", "zrn", (gate, new), reset_after=node["reset_after"])
+        product = _sums_by_columns if dtype == jnp.float16 else rows_product
+        return Cell("lstm", "ifno", (gate, new, new), product=product)
+    return Cell("gru", "zrn", (gate, new), reset_after=node["reset_after"], product=product)
 
 
 def _weights(node: Node, entering: jax.Array, recurrent: jax.Array, bias: jax.Array) -> CellWeights:
@@ -74,6 +100,8 @@ def _weights(node: Node, entering: jax.Array, recurrent: jax.Array, bias: jax.Ar
     A GRU that resets after its product has two biases, ``[2, g*h]``: the second one is added to the product of the
     state, so that the reset gate multiplies it too. Layers of version 1 have a row for each gate, ``[g, h]``.
     """
+    if node["cell"] == "lstm" and entering.dtype == jnp.float16:  # As `_sums_by_columns` takes them.
+        return CellWeights(entering, recurrent, (bias.reshape(-1),))
     if node["cell"] == "gru" and node["reset_after"]:
         return CellWeights(entering.T, recurrent.T, (bias[0],), bias[1])
     return CellWeights(entering.T, recurrent.T, (bias.reshape(-1),))
