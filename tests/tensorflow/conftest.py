@@ -21,7 +21,11 @@ def _changed_by_the_front_end() -> list[tuple[Any, tuple[str, ...]]]:
     from podrun.private_apis.tensorflow import private_module
     from podrun.tensorflow.execution.eager_devices import function_type
     from podrun.tensorflow.execution.placed_devices import changed_classes
-    from podrun.tensorflow.keras.accumulating_optimizers import OPTIMIZER_MODULES, OPTIMIZER_NAMES
+    from podrun.tensorflow.keras.accumulating_optimizers import (
+        OPTIMIZER_MODULES,
+        OPTIMIZER_NAMES,
+        SCALING_MODULES,
+    )
     from podrun.tensorflow.keras.extensions import ADDED
 
     def load(name: str) -> Any:
@@ -37,6 +41,7 @@ def _changed_by_the_front_end() -> list[tuple[Any, tuple[str, ...]]]:
         (model, ADDED),
         (load("tf_keras.src.optimizers"), ("get",)),
         *((load(name), (*OPTIMIZER_NAMES, "get")) for name in OPTIMIZER_MODULES),
+        *((load(name), ("LossScaleOptimizer",)) for name in SCALING_MODULES),
     ]
 
 

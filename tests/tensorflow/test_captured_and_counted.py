@@ -171,3 +171,31 @@ def test_a_layer_gives_to_a_queue_unless_it_did(ipu: Any, strategy: Any) -> None
     np.testing.assert_array_equal(queue.dequeue()["shown"], points.reshape(2, 2, 2, 3))
     with pytest.raises(ValueError, match="only be called in a program"):
         queue.enqueue(tf.constant(1.0))
+
+
+def test_optimizers_derive_from_the_one_that_scales_losses(ipu: Any, strategy: Any) -> None:
+    """Keras 2.6 has one such class, from which BERT's optimizer derives; later ones have another behind the name."""
+    import tensorflow as tf
+    import tf_keras
+
+    class Static(tf_keras.mixed_precision.LossScaleOptimizer):  # type: ignore[misc]
+        def __init__(self, inner: Any, scale: float) -> None:
+            super().__init__(inner, dynamic=False, initial_scale=scale, dynamic_growth_steps=None)
+            inner.gradient_transformers.insert(0, lambda pairs: [(g / scale, v) for g, v in pairs])
+
+        def get_unscaled_gradients(self, grads: list[tf.Tensor]) -> list[tf.Tensor]:
+            return grads
+
+    points = np.arange(24, dtype=np.float32).reshape(8, 3) / 24
+    weights = []
+    for wrap in (lambda inner: inner, lambda inner: Static(inner, 128.0)):
+        with strategy.scope():
+            model = tf_keras.Sequential(
+                [tf_keras.layers.Dense(1, kernel_initializer="ones", input_shape=(3,))]
+            )
+            model.compile(wrap(tf_keras.optimizers.SGD(0.1)), "mse", steps_per_execution=2)
+            model.fit(points, points[:, :1], batch_size=2, shuffle=False, verbose=0)
+        weights.append(model.get_weights()[0])
+    np.testing.assert_allclose(weights[1], weights[0], rtol=1e-5)
+    newer = tf_keras.mixed_precision.LossScaleOptimizer(tf_keras.optimizers.experimental.SGD(0.1))
+    assert type(newer).__name__ == "LossScaleOptimizerV3"

@@ -32,6 +32,8 @@ OPTIMIZER_MODULES = (
     "tensorflow.keras.optimizers",
 )
 """The modules in which programs find optimizers."""
+SCALING_MODULES = tuple(name.replace(".optimizers", ".mixed_precision") for name in OPTIMIZER_MODULES)
+"""The modules in which programs find the optimizer that scales losses."""
 OPTIMIZER_NAMES = ("Adadelta", "Adagrad", "Adam", "Adamax", "Ftrl", "Nadam", "Optimizer", "RMSprop", "SGD")
 """The names that both families have."""
 WhichAccumulation = Callable[[], Accumulation | None]
@@ -225,3 +227,19 @@ def install_optimizer_names() -> None:
         for optimizer in OPTIMIZER_NAMES:
             setattr(module, optimizer, getattr(legacy, optimizer))
         module.get = get  # type: ignore[attr-defined]
+    scaled = _families()[1]
+    replace_method(type(scaled), "__call__", _scaling_optimizer)
+    for name in SCALING_MODULES:
+        importlib.import_module(name).LossScaleOptimizer = scaled  # type: ignore[attr-defined]
+
+
+def _scaling_optimizer(
+    kind: type, plain: Replacement, inner: object, *args: object, **kwargs: object
+) -> object:
+    """Make an optimizer that scales losses. The class that programs name is that of legacy optimizers, as in the SDK's
+    Keras, so that they can derive from it; it makes the other one where the inner optimizer is of the new family.
+    """
+    legacy, scaled = _families()
+    if kind is scaled and not isinstance(inner, legacy):
+        kind = importlib.import_module(scaled.__module__).BaseLossScaleOptimizer
+    return plain(kind, inner, *args, **kwargs)
