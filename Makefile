@@ -26,8 +26,8 @@ demo: $(RUNS)
 # when they are done.
 # Only files with such tests: collecting them all takes the lane seven seconds.
 SYSTEM = $(shell grep -rl "mark\.system" tests --include="test_*.py")
-# Half of the processor time of the tests that are in neither: PopART's and ONNX's programs, their compiler and their machines.
-PROGRAMS := $(addprefix tests/,compiler conformance costmodel device estimate models numerics onnx_models popart)
+# About half of the processor time of all tests that compute in their own process.
+PROGRAMS := $(addprefix tests/,compiler conformance costmodel estimate models numerics onnx_models popart)
 
 test: $(STAMP)
 	$(MAKE) --no-print-directory -j3 test-rooms test-programs test-processes
