@@ -41,7 +41,6 @@ REQUIRED: dict[str, str] = {
     "eager.context.Context.device": "takes IPUs out of the devices of eager operations",
     "client.session.BaseSession.run": "tells which session a program runs in, and raises its own errors",
     "client.session._FetchHandler": "tells what a session's run fetches",
-    "tf2.enabled": "tells programs of version 1, whose pipelines give lists",
     "autograph.impl.api.tf_convert": "turns loops of Python into loops of a graph",
 }
 

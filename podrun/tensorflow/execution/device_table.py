@@ -73,7 +73,7 @@ class DeviceTable:
 
     def next_seed(self, ordinal: int) -> int:
         """The seed of a device's next run: equal after equal seeds and equally many runs, 63 bits."""
-        seed, runs = self.streams.get(ordinal, (0, 0))
+        seed, runs = self.streams.get(ordinal, (ordinal, 0))
         self.streams[ordinal] = (seed, runs + 1)
         mixed = (seed * 0x9E3779B97F4A7C15 + runs * 0xBF58476D1CE4E5B9) & (1 << 64) - 1
         return (mixed ^ mixed >> 31) & (1 << 63) - 1

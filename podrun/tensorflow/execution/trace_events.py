@@ -127,11 +127,20 @@ def _tensor_map(name: str, places: Mapping[str, Place], tiles: int) -> dict[str,
     the first tile of its IPU: the tile model knows the IPU, not the tiles of each tensor.
     """
     computations: dict[str, list[list[Any]]] = {}
+    stages = {place.stage: place.ipu for place in places.values() if place.stage is not None}
+    order = str(DEVICES.config.selection_order.name)
+    snake = order == "SNAKE" or (order == "AUTO" and all(stage == ipu for stage, ipu in stages.items()))
     for operation, place in places.items():
         computation = name if place.stage is None else f"{name}_stage_{place.stage}_"
-        tensor = [operation, 0, [], "", 0, 0, 0, [[(place.ipu or 0) * tiles, 0]], operation]
+        tensor = [operation, 0, [], "", 0, 0, 0, [[_selected(place.ipu or 0, snake) * tiles, 0]], operation]
         computations.setdefault(computation, []).append(tensor)
     return computations
+
+
+def _selected(ipu: int, snake: bool) -> int:
+    """The IPU of a device that a pipeline's IPU is: neighbours are linked where the order goes back and forth."""
+    place = ipu % 4
+    return ipu - place + (5 - place) if snake and place > 1 else ipu
 
 
 def note_load(name: str, ordinal: int) -> None:

@@ -21,11 +21,18 @@ from podrun.runtime.user_operators import attributes_in_text, find_user_operator
 from podrun.tensorflow.operators.table import Array, computes
 
 
+class GroupSizeError(UsageError):
+    """Groups of replicas that do not divide the replicas."""
+
+
 def neighbour_groups(ctx: Context, size: int | None) -> tuple[tuple[int, ...], ...]:
-    """Groups of neighbouring replicas. UsageError if they do not divide the replicas."""
+    """Groups of neighbouring replicas. GroupSizeError if they do not divide the replicas."""
     count = size or ctx.replicas
     if ctx.replicas % count:
-        raise UsageError(f"replica_group_size {count} does not divide the {ctx.replicas} replicas.")
+        raise GroupSizeError(
+            f"The replica group size (got {count}) does not evenly divide the total number of replicas "
+            f"(got {ctx.replicas})."
+        )
     return tuple(tuple(range(i, i + count)) for i in range(0, ctx.replicas, count))
 
 

@@ -84,7 +84,9 @@ class Accumulation:
     def _accumulator(self, variable: tf.Variable) -> tf.Variable:
         key = id(variable)
         if key not in self._sums:
-            dtype = self._dtype(variable) if callable(self._dtype) else self._dtype
+            dtype = self._dtype
+            if callable(dtype) and not isinstance(dtype, type):  # np.float32 is a class.
+                dtype = dtype(variable)
             dtype = variable.dtype.base_dtype if dtype is None else tf.as_dtype(dtype)
             name = variable.name.split(":")[0] + "/gradient_accumulator"
             self._sums[key] = zero_variable(name, variable.shape, dtype)

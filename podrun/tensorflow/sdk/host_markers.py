@@ -96,9 +96,13 @@ class HostMarkers:
         outputs: Sequence[tf.TensorSpec],
         attributes: dict[str, Any],
     ) -> list[tf.Tensor] | None:
-        """A marker's results; None in programs, in graphs of version 1, which sessions run, and for unknown shapes."""
-        if not tf.compat.v1.executing_eagerly_outside_functions() or in_program() or not inputs:
+        """A marker's results; None in programs and for unknown shapes. Sessions of version 1 run it on device 0,
+        or where a scope says.
+        """
+        if in_program() or not inputs:
             return None
+        if not tf.compat.v1.executing_eagerly_outside_functions():
+            return _on_device(kind, inputs, outputs, attributes)
         tensors = [tf.convert_to_tensor(t) for t in inputs]
         if not all(tf.TensorShape(t.shape).is_fully_defined() for t in (*tensors, *outputs)):
             return None
@@ -121,6 +125,17 @@ class HostMarkers:
 
         self._by_token[token] = run  # The registry itself keeps nothing alive.
         _py_funcs._funcs[token] = run
+
+
+def _on_device(
+    kind: str, inputs: Sequence[tf.Tensor], outputs: Sequence[tf.TensorSpec], attributes: dict[str, Any]
+) -> list[tf.Tensor] | None:
+    """A marker in a graph of version 1; None where a scope says a device, and in functions."""
+    graph = tf.compat.v1.get_default_graph()
+    if type(graph) is not tf.Graph or graph._device_functions_outer_to_inner:
+        return None
+    with tf.device("/device:IPU:0"):
+        return list(placed_marker(kind, inputs, outputs, attributes))
 
 
 def _key(token: str, tensors: Sequence[tf.Tensor]) -> tuple[Any, ...]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -24,9 +25,8 @@ from podrun.tensorflow.execution.program_parts import program_of
 def compile(computation: Callable[..., Any], inputs: Any = None) -> Any:
     """Trace ``computation`` once, and return its results: a list of tensors, or an operation that runs it."""
     outer = tf.compat.v1.get_default_graph()
-    with (
-        outer.as_default()
-    ):  # Otherwise variables of a default graph that no scope opened would be eager ones.
+    # Otherwise variables of a default graph that no scope opened would be eager ones.
+    with outer.as_default(), _resource_variables():
         return _compiled(outer, computation, inputs)
 
 
@@ -73,6 +73,18 @@ def _compiled(outer: tf.Graph, computation: Callable[..., Any], inputs: Any) -> 
     if isinstance(outcome, (list, tuple, dict)) and any(isinstance(o, (list, tuple, dict)) for o in outcome):
         return tf.nest.pack_sequence_as([o for o in outcome if not isinstance(o, tf.Operation)], launched)
     return launched
+
+
+@contextlib.contextmanager
+def _resource_variables() -> Iterator[None]:
+    """Let new variables be resources, as those of compiled programs are."""
+    scope = tf.compat.v1.get_variable_scope()
+    before = scope.use_resource
+    scope.set_use_resource(True)
+    try:
+        yield
+    finally:
+        scope.set_use_resource(before)
 
 
 def _has_estimator_spec(outcome: object) -> bool:

@@ -5,15 +5,21 @@ from __future__ import annotations
 import threading
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import Enum
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import tensorflow as tf
 
 from podrun.tensorflow.capture.markers import mark, reference
-from podrun.tensorflow.capture.program_graphs import IpuGraph, TensorStructure, innermost_program
+from podrun.tensorflow.capture.program_graphs import (
+    IpuGraph,
+    TensorStructure,
+    innermost_program,
+    outermost_program,
+)
 from podrun.tensorflow.execution.device_table import DEVICES
 from podrun.tensorflow.execution.launching import raising_itself
 from podrun.tensorflow.execution.placed_devices import placed_ordinal
@@ -244,6 +250,42 @@ def _is_scratch() -> bool:
     """Whether Keras traces a layer only to learn the shapes of what it gives."""
     graph = tf.compat.v1.get_default_graph() if not tf.executing_eagerly() else None
     return str(getattr(graph, "name", "")).endswith(("_scratch_graph", "keras_graph"))
+
+
+_STREAMS: WeakKeyDictionary[tf.Graph, dict[str, IPUOutfeedQueue]] = WeakKeyDictionary()
+"""Graph -> the queues that its operations name."""
+
+
+def _stream(feed_id: str, outfeed_mode: str) -> IPUOutfeedQueue:
+    """The queue of a name in the graph that is being made, or in the one around its programs."""
+    program = outermost_program()
+    graph = tf.compat.v1.get_default_graph() if program is None else program.outer_graph
+    queues = _STREAMS.setdefault(graph, {})
+    if feed_id not in queues:
+        queues[feed_id] = IPUOutfeedQueue(feed_id, outfeed_mode=IPUOutfeedMode(outfeed_mode))
+    return queues[feed_id]
+
+
+def pop_datastream_outfeed_enqueue(
+    inputs: Sequence[tf.Tensor],
+    output_shapes: object = None,
+    outfeed_mode: str = "all",
+    feed_id: str = "",
+    **_: object,
+) -> tf.Operation:
+    """Give tensors to the outfeed of a name."""
+    return _stream(feed_id, outfeed_mode).enqueue(list(inputs))
+
+
+def pop_datastream_outfeed_dequeue(
+    output_types: object = None,
+    output_shapes: object = None,
+    outfeed_mode: str = "all",
+    feed_id: str = "",
+    **_: object,
+) -> Any:
+    """What the outfeed of a name was given, a list."""
+    return _stream(feed_id, outfeed_mode).dequeue()
 
 
 class ScopedIPUOutfeedQueue(IPUOutfeedQueue):

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from podrun.tensorflow.capture.markers import mark
+from podrun.tensorflow.sdk.replica_ops import cross_replica_mean, cross_replica_sum
 
 EPSILON = 1.53e-5
 """The norms' default."""
@@ -112,7 +113,11 @@ def _rows_added(
 
 LIBRARY_OPERATIONS: dict[str, dict[str, Callable[..., Any]]] = {
     "gen_poprand_ops": {"ipu_dropout": _dropped, "ipu_dropout_with_seed": _dropped_with_seed},
-    "gen_popops_ops": {"ipu_multi_update_add": _rows_added},
+    "gen_popops_ops": {
+        "ipu_multi_update_add": _rows_added,
+        "ipu_cross_replica_sum": cross_replica_sum,
+        "ipu_cross_replica_mean": cross_replica_mean,
+    },
 }
 """Operations of ``tensorflow.compiler.plugin.poplar.ops``, by their module."""
 
@@ -121,16 +126,18 @@ def _checked_channels(inputs: tf.Tensor, groups: int, channels_axis: int) -> int
     """The number of channels. ValueError in the SDK's words if groups or axis do not fit."""
     if inputs.shape.rank is None:
         raise ValueError("Inputs has undefined rank.")
-    if channels_axis not in (-1, 1, inputs.shape.rank - 1):
-        if not -inputs.shape.rank <= channels_axis < inputs.shape.rank:
-            raise ValueError("Axis is out of bounds.")
+    if not -inputs.shape.rank <= channels_axis < inputs.shape.rank:
+        raise ValueError("Axis is out of bounds.")
+    if channels_axis % inputs.shape.rank not in (1, inputs.shape.rank - 1):
         raise ValueError("Only channels_axis 1 and -1 are supported.")
-    channels = int(inputs.shape[channels_axis])
+    channels = inputs.shape.as_list()[channels_axis]
+    if channels is None:
+        raise ValueError("Inputs has undefined channel dimension.")
     if groups > channels:
         raise ValueError(f"Invalid groups {groups} for {channels} channels.")
     if channels % groups:
         raise ValueError(f"{channels} channels is not commensurate with {groups} groups.")
-    return channels
+    return int(channels)
 
 
 def ipu_group_norm(
@@ -171,7 +178,7 @@ def ipu_group_norm(
         [inputs, tf.convert_to_tensor(gamma), tf.convert_to_tensor(beta)],
         [tf.TensorSpec(inputs.shape, inputs.dtype)],
         groups=groups,
-        axis=channels_axis,
+        axis=channels_axis if channels_axis == -1 else channels_axis % inputs.shape.rank,
         epsilon=float(epsilon),
         strided=bool(strided_channel_grouping),
     )
@@ -186,7 +193,9 @@ def ipu_layer_norm(inputs: tf.Tensor, channels_axis: int = -1, *args: Any, **kwa
 
 def instance_norm(inputs: tf.Tensor, channels_axis: int = -1, *args: Any, **kwargs: Any) -> tf.Tensor:
     """`group_norm` with a group for each channel."""
-    groups = int(inputs.shape[channels_axis])
+    rank = inputs.shape.rank
+    known = rank is not None and -rank <= channels_axis < rank
+    groups = (inputs.shape.as_list()[channels_axis] if known else None) or 1
     return ipu_group_norm(inputs, groups, channels_axis, *args, **{"_scope_name": "InstanceNorm", **kwargs})
 
 

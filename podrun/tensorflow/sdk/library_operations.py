@@ -18,6 +18,10 @@ from podrun.tensorflow.capture.markers import mark, reference
 from podrun.tensorflow.capture.program_graphs import innermost_program, outermost_program
 from podrun.tensorflow.execution.launching import launched_operation, raising_itself
 from podrun.tensorflow.sdk.gradient_accumulation import zero_variable
+from podrun.tensorflow.sdk.ipu_outfeed_queue import (
+    pop_datastream_outfeed_dequeue,
+    pop_datastream_outfeed_enqueue,
+)
 
 
 class NamedStream:
@@ -220,6 +224,8 @@ BY_MODULE = {
         ipu_device_embedding_notify,
         ipu_host_embedding_register,
         ipu_host_embedding_deregister,
+        pop_datastream_outfeed_enqueue,
+        pop_datastream_outfeed_dequeue,
     ),
     "gen_popnn_ops": (popnn_group_norm_statistics, popnn_group_norm_inference, popnn_group_norm_training),
 }

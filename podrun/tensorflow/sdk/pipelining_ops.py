@@ -8,13 +8,14 @@ parallel stage are modelled on its first IPU.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
-from podrun.private_apis.tensorflow import symbol
 from podrun.runtime.settings import PipelineSchedule as PipelineSchedule
 from podrun.tensorflow.capture.places import CountOfUpdates, PipelineShape, at_place, shape_pipeline
 from podrun.tensorflow.capture.program_graphs import FunctionGraph, TensorStructure
@@ -46,7 +47,6 @@ from podrun.tensorflow.sdk.pipeline_rules import (
 )
 from podrun.tensorflow.sdk.replica_ops import kept_or_recomputed
 
-_version_2 = symbol("tf2.enabled")
 _ALL_DEVICES = -1
 NO_OUTFEED = "The last computational stage has tensor outputs, but no outfeed_queue has been provided."
 
@@ -184,22 +184,27 @@ class _MiniBatch:
     def trace(self, arguments: Sequence[Any], named: dict[str, Any], accumulation: Accumulation) -> list[Any]:
         """The loop's values after it."""
         values = _through(self.stages, self.mapping, arguments, named)
-        effects = []
+        effects, output = [], None
         if self.optimizer_function is None:
-            results = _leaving(values)
+            results = _leaving(values, summed=bool(self.options.get("accumulate_outfeed")))
         else:
-            with at_place(flat_mapping(self.mapping[-1:])[0], len(self.mapping) - 1):
+            with self._last_place():
                 output = _called(self.optimizer_function, values)
-            effects.append(_update(output, accumulation))
-            effects += _outfed_gradients(output, accumulation, self.options.get("sums_captured", True))
             alone = self.options.get("outfeed_loss")
             results = output.loss if alone else _masked(values, self.options.get("outfeed_mask"))
+        if self.outfeed is None and tf.nest.flatten(results):
+            raise ValueError(NO_OUTFEED)
         if self.outfeed is not None and results is not None:
             effects.append(self.outfeed.enqueue(_summable(results, self.options)))
-        elif self.optimizer_function is None and tf.nest.flatten(results):
-            raise ValueError(NO_OUTFEED)
+        if output is not None:
+            with self._last_place():
+                effects.append(_update(output, accumulation))
+                effects += _outfed_gradients(output, accumulation, self.options.get("sums_captured", True))
         _check_captures(tf.compat.v1.get_default_graph())
         return [*arguments[: self.constant], tf.group(*effects)]
+
+    def _last_place(self) -> AbstractContextManager[None]:
+        return at_place(flat_mapping(self.mapping[-1:])[0], len(self.mapping) - 1)
 
 
 def _as_list(inputs: Sequence[tf.Tensor] | tf.Tensor | None) -> list[Any]:
@@ -208,10 +213,12 @@ def _as_list(inputs: Sequence[tf.Tensor] | tf.Tensor | None) -> list[Any]:
     return list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
 
 
-def _leaving(values: TensorStructure) -> TensorStructure:
-    """What leaves an inference pipeline: one tensor by itself in version 2, in a list in version 1."""
-    items = [values] if isinstance(values, tf.Tensor) else values
-    return items[0] if isinstance(items, (list, tuple)) and len(items) == 1 and _version_2() else items
+def _leaving(values: TensorStructure, *, summed: bool) -> TensorStructure:
+    """What leaves an inference pipeline. One tensor leaves by itself; in a list where it is summed, and in programs for
+    the SDK's TensorFlow 1, whose ``tensorflow`` is version 1 itself.
+    """
+    old = hasattr(sys.modules["tensorflow"], "contrib")
+    return [values] if isinstance(values, tf.Tensor) and (summed or old) else values
 
 
 def _summable(results: TensorStructure, options: dict[str, Any]) -> TensorStructure:
@@ -219,7 +226,8 @@ def _summable(results: TensorStructure, options: dict[str, Any]) -> TensorStruct
     dtype = options.get("accumulate_outfeed_dtype")
     if not options.get("accumulate_outfeed") or dtype is None:
         return results
-    return tf.nest.map_structure(lambda t: tf.cast(t, dtype(t) if callable(dtype) else dtype), results)
+    chosen = dtype if callable(dtype) and not isinstance(dtype, type) else lambda _: dtype
+    return tf.nest.map_structure(lambda t: tf.cast(t, chosen(t)), results)
 
 
 def _check_captures(graph: FunctionGraph) -> None:
@@ -275,6 +283,10 @@ def _update(output: OptimizerFunctionOutput, accumulation: Accumulation) -> tf.O
         pairs = opt.compute_gradients(
             output.loss, *(output.compute_gradients_args or ()), **(output.compute_gradients_kwargs or {})
         )
+        if all(
+            g is None for g, _ in pairs
+        ):  # A stage's gradient is zero where its loss does not depend on weights.
+            pairs = [(tf.zeros_like(v), v) for _, v in pairs]
         variables = [v for g, v in pairs if g is not None]
         _make_slots(opt, variables)
     else:

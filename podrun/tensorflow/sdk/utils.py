@@ -41,8 +41,8 @@ def reset_ipu_seed(
     device: str = "/device:IPU:0",
     cpu_device: str = "cpu",
     experimental_identical_replicas: bool = False,
-) -> tf.Operation | None:
-    """Start the device's random numbers from ``seed``. In a graph an operation that does so."""
+) -> None:
+    """Start the device's random numbers from ``seed``, at once also where a graph is made."""
     ordinal = int(device.rpartition(":")[2])
     if experimental_identical_replicas and DEVICES.count(ordinal) > 1:
         warnings.warn(
@@ -50,17 +50,7 @@ def reset_ipu_seed(
             "numbers of its own.",
             stacklevel=2,
         )
-
-    def start() -> Any:
-        import numpy as np
-
-        DEVICES.start_stream(ordinal, int(seed))
-        return np.zeros((), np.int32)
-
-    if tf.executing_eagerly():
-        start()
-        return None
-    return tf.numpy_function(start, [], tf.int32, stateful=True, name="reset_ipu_seed").op
+    DEVICES.start_stream(ordinal, int(seed))
 
 
 def get_num_of_ipus_in_device(ipu_device: str, device: str = "cpu") -> int:

@@ -156,7 +156,8 @@ class GradientAccumulationOptimizer(GradientAccumulationOptimizerV2):
         name: str = "GradientAccumulationOptimizer",
     ) -> None:
         kinds = (tf.compat.v1.train.GradientDescentOptimizer, tf.compat.v1.train.MomentumOptimizer)
-        if verify_usage and type(opt) not in kinds:
+        inner = opt._opt if isinstance(opt, ShardedOptimizer) else opt
+        if verify_usage and type(inner) not in kinds:
             raise ValueError(
                 f"Only GradientDescentOptimizer and MomentumOptimizer can be wrapped, not {type(opt)}."
             )
