@@ -199,3 +199,11 @@ def test_optimizers_derive_from_the_one_that_scales_losses(ipu: Any, strategy: A
     np.testing.assert_allclose(weights[1], weights[0], rtol=1e-5)
     newer = tf_keras.mixed_precision.LossScaleOptimizer(tf_keras.optimizers.experimental.SGD(0.1))
     assert type(newer).__name__ == "LossScaleOptimizerV3"
+
+
+def test_the_ordinal_stands_behind_the_name_of_a_queue(ipu: Any) -> None:
+    import tensorflow as tf
+
+    data = tf.data.Dataset.from_tensors(np.zeros(2, np.float32))
+    assert ipu.ipu_infeed_queue.IPUInfeedQueue(data, "validation", 1)._ordinal == 1
+    assert ipu.ipu_infeed_queue.IPUInfeedQueue(data, "training")._ordinal == 0

@@ -45,8 +45,8 @@ class IPUInfeedQueue:
         **old: object,
     ) -> None:
         name = old.get("feed_name")
-        if isinstance(device_ordinal, str):  # The name that stood here until SDK 2.3.
-            name, device_ordinal = device_ordinal, None
+        if isinstance(device_ordinal, str):  # The name stood here until SDK 2.3, and the ordinal behind it.
+            name, device_ordinal, prefetch_depth = device_ordinal, prefetch_depth, None
         for option in old:
             if option not in _OLD:
                 raise TypeError(f"IPUInfeedQueue got an unexpected keyword argument {option!r}")
