@@ -4,7 +4,7 @@ from __future__ import annotations
 
 MODULES: dict[str, tuple[str, ...]] = {
     "config": ("config",),
-    "utils": ("utils", "older_configuration"),
+    "utils": ("utils",),
     "scopes": ("scopes",),
     "loops": ("loops",),
     "ipu_compiler": ("ipu_compiler",),

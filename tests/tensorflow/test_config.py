@@ -97,46 +97,12 @@ def test_what_contradicts_itself_is_refused(
         config.configure_ipu_system()
 
 
-def test_functions_of_sdk_2_set_the_options_that_they_are_now() -> None:
-    from podrun.tensorflow.sdk import older_configuration as utils
+@pytest.mark.parametrize("name", ["create_ipu_config", "auto_select_ipus", "set_convolution_options"])
+def test_functions_that_configured_ipus_before_ipu_config_are_refused_by_name(name: str) -> None:
+    from podrun.tensorflow.sdk import utils
 
-    with pytest.warns(UserWarning, match="use ipu.config.IPUConfig"):
-        options = utils.create_ipu_config(
-            True,
-            profile_execution=True,
-            max_cross_replica_sum_buffer_size=10,
-            scheduler_selection="LOOK_AHEAD",
-        )
-    for done in (
-        utils.auto_select_ipus(options, [1, 2]),
-        utils.set_ipu_connection_type(options, DeviceConnectionType.ON_DEMAND, ipu_version=2),
-        utils.set_convolution_options(options, {"partialsType": "half"}),
-        utils.set_matmul_options(options, {"partialsType": "float"}, clear_pass_type=True),
-        utils.set_recomputation_options(options),
-        utils.set_optimization_options(options, combine_matmuls=True, gather_simplifier=False),
-        utils.set_floating_point_behaviour_options(options, inv=False),
-        utils.set_io_tile_options(options, 8, True),
-    ):
-        assert done is options
-    values = options.to_dict()
-    assert values["auto_select_ipus"] == [1, 2]
-    assert (options.device_connection.type, options.device_connection.version) == (
-        DeviceConnectionType.ON_DEMAND,
-        "ipu2",
-    )
-    assert (values["convolutions.poplar_options"], options.matmuls.clear_pass_type) == (
-        {"partialsType": "half"},
-        True,
-    )
-    assert options.allow_recompute
-    assert options.optimizations.maximum_cross_replica_sum_buffer_size == 10
-    assert not options.optimizations.enable_gather_simplifier
-    assert options.scheduling.algorithm.name == "LOOK_AHEAD"
-    assert options.floating_point_behaviour.esr is StochasticRoundingBehaviour.ON
-    assert not options.floating_point_behaviour.inv
-    assert options.io_tiles.place_ops_on_io_tiles
-    with pytest.raises(TypeError, match="unexpected keyword argument 'colour'"):
-        utils.set_optimization_options(options, colour=1)
+    with pytest.raises(NotImplementedError, match=rf"utils\.{name}: .*Use ipu\.config\.IPUConfig"):
+        getattr(utils, name)(True)
 
 
 def test_a_configuration_is_a_message_of_the_sdk() -> None:

@@ -80,7 +80,12 @@ def _refused(name: str, instead: str) -> Any:
     return refuse
 
 
-_REMOVED = ("set_transfer_options", "set_verification_options")
+_OLD_CONFIGURATION = (
+    "create_ipu_config", "set_ipu_connection_type", "set_convolution_options", "set_matmul_options",
+    "set_pooling_options", "set_recomputation_options", "set_optimization_options", "set_norm_options",
+    "set_gcl_options", "set_floating_point_behaviour_options", "set_compilation_options", "set_io_tile_options",
+    "set_transfer_options", "set_verification_options", "auto_select_ipus", "select_ipus",
+)  # fmt: skip
 _FILES = (
     "export_dataset_to_file", "export_inputs_to_file", "export_variables_from_live_session",
     "export_variables_from_live_model", "import_data_in_live_session", "import_data_in_live_model",
@@ -88,8 +93,8 @@ _FILES = (
 
 
 def __getattr__(name: str) -> Any:
-    if name in _REMOVED:
-        return _refused(name, "verified transfers, which the SDK removed. Leave them out.")
+    if name in _OLD_CONFIGURATION:
+        return _refused(name, "it is of SDK 2.2 and earlier. Use ipu.config.IPUConfig and its options.")
     if name in _FILES:
         return _refused(name, "files for the Poplar executable runner. Use tf.train.Saver or save_weights.")
     raise AttributeError(f"module 'tensorflow.python.ipu.utils' has no attribute {name!r}")
