@@ -57,7 +57,7 @@ NOT_PYTHON = {"podrun.strict", "podrun.vipu", "podrun.profile", "podrun.estimate
 MADE_FOR_SITE = {"reference/commands.md", "reference/errors.md"}
 """Pages that the site's hooks make; `tests.test_site` builds them."""
 MADE_BY_RUNS = re.compile(
-    r"profile\.|run\.record\.|trace\.json|summary\.txt|executable\.popef|name_map\.json|model|train\.py|script\.py"
+    r"profile\.|run\.record\.|trace\.json|summary\.txt|executable\.popef|name_map\.json|framework\.json|model|train\.py|script\.py"
 )
 
 
