@@ -2,13 +2,11 @@
 
 A folder ``tensorflow`` of ours stands before site-packages on the path. Imported, it takes itself out of the way,
 imports the real package in its place, and installs a finder for the names that only the SDK has. Nothing is written
-into site-packages. ``PODRUN_TENSORFLOW=1`` makes ``import tensorflow`` give version 1 (``tf.compat.v1``); a script that
-says ``tf.Session`` or ``tf.placeholder`` of plain ``tensorflow`` gets it too.
+into site-packages. Whether ``import tensorflow`` gives version 1 (``tf.compat.v1``) stands in ``_tensorflow_version``.
 """
 
 from __future__ import annotations
 
-import ast
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -16,7 +14,7 @@ import importlib.util
 import os
 import sys
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +30,8 @@ from podrun.compat._tensorflow_names import (
     REFUSED,
     REFUSED_MEMBERS,
 )
-from podrun.core.environment import PODRUN_TENSORFLOW, chosen_by_user, environment, set_default
+from podrun.compat._tensorflow_version import wants_version_1
+from podrun.core.environment import chosen_by_user, set_default
 
 _HERE = str(Path(__file__).resolve().parent)
 _SDK = "podrun.tensorflow.sdk."
@@ -298,96 +297,6 @@ def check_version(version: str) -> None:
         raise ImportError(
             f"podrun runs programs with TensorFlow 2.20 and 2.21, not {version}: pip install 'podrun[tensorflow]'"
         )
-
-
-_VERSION_1 = {
-    "AUTO_REUSE", "ConfigProto", "GPUOptions", "GraphKeys", "InteractiveSession", "Session", "app", "assign", "contrib",
-    "disable_eager_execution", "disable_v2_behavior", "enable_eager_execution", "estimator", "flags", "get_collection",
-    "get_variable", "global_variables", "global_variables_initializer", "layers", "local_variables_initializer",
-    "logging", "placeholder", "placeholder_with_default", "random_normal", "random_uniform", "reset_default_graph",
-    "set_random_seed", "to_float", "to_int32", "trainable_variables", "truncated_normal_initializer", "variable_scope",
-}  # fmt: skip
-"""Names that plain ``tensorflow`` has in version 1 alone."""
-MOST_FILES = 100
-"""Most files of a program that are looked at for these names."""
-
-
-def wants_version_1() -> bool:
-    """Whether ``import tensorflow`` is to give version 1: as PODRUN_TENSORFLOW says, else as the script uses it."""
-    chosen = environment().get(PODRUN_TENSORFLOW, "")
-    if chosen:
-        return chosen.startswith("1")
-    script = sys.argv[0] if sys.argv else ""
-    if not script.endswith(".py") or not os.path.isfile(script):
-        return False
-    trees = list(_program_files(Path(script)))
-    return any(uses_version_1(tree) for tree in trees) or uses_sessions_alone(trees)
-
-
-def _program_files(script: Path) -> Iterator[ast.AST]:
-    """A script and the modules beside it that it imports, parsed."""
-    waiting, seen = [script], {script}
-    while waiting and len(seen) <= MOST_FILES:
-        path = waiting.pop(0)
-        try:
-            tree = ast.parse(path.read_text(encoding="utf-8"))
-        except (SyntaxError, ValueError, OSError):
-            continue
-        yield tree
-        for name in _imported(tree):
-            base = script.parent.joinpath(*name.split("."))
-            for candidate in (base.with_suffix(".py"), base / "__init__.py"):
-                if candidate not in seen and candidate.is_file():
-                    seen.add(candidate)
-                    waiting.append(candidate)
-
-
-def _imported(tree: ast.AST) -> Iterator[str]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module is not None:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-
-
-def uses_version_1(tree: ast.AST) -> bool:
-    """Whether a program uses names of version 1 of a module that it imports as plain ``tensorflow``."""
-    return any(attribute in _VERSION_1 for attribute in _used_names(tree, "tensorflow"))
-
-
-_SESSIONS = {"Session", "placeholder", "InteractiveSession"}
-_VERSION_2 = {
-    "function",
-    "GradientTape",
-    "IPUStrategy",
-    "IPUStrategyV1",
-    "enable_v2_behavior",
-    "enable_eager_execution",
-}
-
-
-def uses_sessions_alone(trees: Sequence[ast.AST]) -> bool:
-    """Whether a program has sessions of ``tensorflow.compat.v1`` and nothing of version 2: in the SDK's TensorFlow 1
-    nothing runs eagerly there.
-    """
-    names = {name for tree in trees for name in _used_names(tree, "tensorflow.compat.v1")}
-    used = {node.attr for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-    return bool(names & _SESSIONS) and not used & _VERSION_2
-
-
-def _used_names(tree: ast.AST, module: str) -> Iterator[str]:
-    """The attributes that a program uses of a module that it imports by name."""
-    names = {
-        alias.asname or alias.name
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Import)
-        for alias in node.names
-        if alias.name == module
-    }
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in names:
-            yield node.attr
 
 
 def _overlay(module: Any) -> None:

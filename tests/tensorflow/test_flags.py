@@ -7,7 +7,7 @@ import ast
 import numpy as np
 import pytest
 
-from podrun.compat._tensorflow import uses_sessions_alone
+from podrun.compat._tensorflow_version import uses_sessions_alone
 from podrun.core.errors import UsageError
 from podrun.runtime.graph import TensorType
 from podrun.tensorflow.execution.poplar_flags import CATEGORIES, CurrentFlags, read_flags, synthetic_elements
@@ -66,13 +66,40 @@ def test_synthetic_elements_are_what_the_initializer_says(initializer: str, low:
 
 
 def test_programs_with_sessions_alone_are_of_version_1() -> None:
-    first = "import tensorflow.compat.v1 as tf"
+    first = "import tensorflow.compat.v1 as tf\nfrom tensorflow.python import ipu"
     for rest, expected in [
         ("tf.Session(graph=graph)", True),
         ("x = tf.placeholder(tf.float32, [])", True),
         ("tf.train.AdamOptimizer(0.1)", False),
         ("tf.Session(); ipu.ipu_strategy.IPUStrategy()", False),
         ("tf.enable_eager_execution(); tf.Session()", False),
+        ("tf.Session(); model.fit(x)", False),
+        ("tf.Session(); tf.keras.layers.Dense(1)", False),
+        ("tf.Session(); print(x.numpy())", False),
+        ("tf.Session(); next(data.as_numpy_iterator())", False),
+        ("import tensorflow as tf2\ntf.Session(); print(tf2.constant(1) + 1)", False),
+        ("from tensorflow import constant\ntf.Session(); print(int(constant(1)))", False),
+        ("from tensorflow import *\ntf.Session()", False),
+        ("import tensorflow.keras\ntf.Session()", False),
+        ("import tensorflow.python\ntf.Session(); tensorflow.add(1, 2)", False),
+        ("import tensorflow as tf2\ntf.Session(); tf2.float32; tf2.compat.v1.add(x, y)", True),
     ]:
-        assert uses_sessions_alone([ast.parse(first), ast.parse(f"{first}\n{rest}")]) is expected, rest
+        trees = [ast.parse(first), ast.parse(f"{first}\n{rest}")]
+        assert uses_sessions_alone(trees) is expected, rest
+        assert uses_sessions_alone(trees[::-1]) is expected, rest
+
+
+def test_a_session_of_version_1_in_a_plain_program_leaves_tensorflow_as_it_is() -> None:
+    """A program that is not for IPUs, or has the session in one file and results of version 2 in another."""
+    session = "import tensorflow.compat.v1 as tf1\ntf1.Session(graph=g)"
+    assert not uses_sessions_alone([ast.parse(session)])
     assert not uses_sessions_alone([ast.parse("import tensorflow as tf\ntf.compat.v1.Session()")])
+    beside = ast.parse(
+        "import tensorflow as tf\nfrom tensorflow.python import ipu\nprint(tf.constant(1) + 1)"
+    )
+    assert not uses_sessions_alone([ast.parse(session), beside])
+    for device in (
+        "import tensorflow.python.ipu.utils",
+        "from tensorflow.compiler.plugin.poplar.ops import x",
+    ):
+        assert uses_sessions_alone([ast.parse(session), ast.parse(device)])
