@@ -100,8 +100,21 @@ def test_more_steps_per_execution_than_an_epoch_has_are_cut(
 
 
 def test_too_little_data_is_refused(one_ipu: None) -> None:
-    with pytest.raises(ValueError, match="does not have enough data"):
-        linear().fit(POINTS, TARGETS, batch_size=4, steps_per_epoch=9, verbose=0)
+    import tensorflow as tf
+
+    for epochs in (1, 2):
+        with pytest.raises(ValueError, match="does not have enough data"):
+            linear().fit(POINTS, TARGETS, batch_size=4, steps_per_epoch=9, epochs=epochs, verbose=0)
+    data = tf.data.Dataset.from_tensor_slices((POINTS, TARGETS)).batch(4, drop_remainder=True)
+    with pytest.raises(ValueError, match="at least 10 batches"):
+        linear().fit(data, steps_per_epoch=5, epochs=2, verbose=0)
+
+
+def test_arrays_last_for_every_epoch_that_says_its_steps(one_ipu: None) -> None:
+    for options in ({"epochs": 2}, {"epochs": 3, "initial_epoch": 1}):
+        model = linear(8)
+        model.fit(POINTS, TARGETS, batch_size=4, steps_per_epoch=8, shuffle=False, verbose=0, **options)
+        close(model, trained(4, sum, 1, epochs=2))
 
 
 def test_data_of_unknown_size_need_steps(one_ipu: None) -> None:

@@ -151,13 +151,17 @@ def _check_partial_batch(handler: DataHandler) -> None:
 
 
 def _check_enough(handler: DataHandler, dataset: object, count: int, replicas: int) -> None:
-    """ValueError if there are fewer batches than the epochs need. Epochs of exactly all batches start again."""
+    """ValueError if there are fewer batches than the epochs need. Epochs of exactly all batches of a dataset start
+    again, and arrays have their batches in each epoch.
+    """
     size = handler._adapter.get_size()
     if size is None and isinstance(dataset, tf.data.Dataset):
         known = int(dataset.cardinality().numpy())
         size = known if known >= 0 else None
-    again = handler._adapter.should_recreate_iterator()
-    needed = count * replicas * (1 if again else handler._epochs - handler._initial_epoch)
+    needed = count * replicas
+    if isinstance(handler._adapter, data_adapter.DatasetAdapter):
+        again = handler._adapter.should_recreate_iterator()
+        needed *= 1 if again else handler._epochs - handler._initial_epoch
     if size is not None and needed > size:
         raise ValueError(
             "Your input does not have enough data. Make sure that your dataset or generator can generate at least "
