@@ -30,6 +30,7 @@ REQUIRED: dict[str, str] = {
     "ops.gen_resource_variable_ops.read_variable_op": "reads a variable by its handle",
     "ops.gen_resource_variable_ops.assign_variable_op": "writes a variable by its handle",
     "ops.control_flow_v2_func_graphs.WhileBodyFuncGraph": "tells the body of a loop from a branch",
+    "ops.control_flow_v2_func_graphs.CondBranchFuncGraph": "tells a branch from the body of a loop",
     "ops.script_ops._py_funcs": "runs on an IPU what a function of the host reaches and no CPU computes",
     "ops.script_ops.numpy_function": "runs a program in the middle of a graph of the host",
     "ops.variable_scope.get_variable_scope": "shares the scope of variables with a program",

@@ -78,13 +78,19 @@ def main_loop(graph: FunctionGraph) -> MainLoop | None:
     return next((loop for loop in loops if loop is not None), None)
 
 
-def uses_queues(graph: FunctionGraph) -> bool:
-    """Whether a graph, what it calls, or a loop in it takes from an infeed or gives to an outfeed."""
+def uses_queues(graph: FunctionGraph, *, reached: bool = True) -> bool:
+    """Whether a graph, what it calls, a branch or a loop in it takes from an infeed or gives to an outfeed.
+    ``reached``: whether every iteration reaches it, so that what it prints counts too.
+    """
     for operation in graph.get_operations():
         facts = marked(operation)
-        if facts is not None and facts["kind"] in ("dequeue", "enqueue", "print"):
+        kind = None if facts is None else facts["kind"]
+        if kind in ("dequeue", "enqueue") or (kind == "print" and reached):
             return True
-        if facts is not None and facts["kind"] == "repeat":
+        branches = _branches(graph, operation)
+        if any(uses_queues(branch, reached=False) for branch in branches):
+            return True
+        if facts is not None and kind == "repeat":
             inner = REFERENCES[facts["loop"]].body_graph
         elif operation.type in ("PartitionedCall", "StatefulPartitionedCall"):
             inner = function_graph(graph, operation.get_attr("f").name)
@@ -92,9 +98,18 @@ def uses_queues(graph: FunctionGraph) -> bool:
             inner = function_graph(graph, operation.get_attr("body").name)
         else:
             continue
-        if uses_queues(inner):
+        if uses_queues(inner, reached=reached):
             return True
     return False
+
+
+def _branches(graph: FunctionGraph, operation: tf.Operation) -> list[FunctionGraph]:
+    """The branches of an operation that chooses one; none for any other operation."""
+    if operation.type in ("If", "StatelessIf"):
+        chosen = [operation.get_attr(name) for name in ("then_branch", "else_branch")]
+    else:
+        chosen = operation.get_attr("branches") if operation.type in ("Case", "StatelessCase") else []
+    return [function_graph(graph, function.name) for function in chosen]
 
 
 def _counters(loop: MainLoop) -> Sequence[Counter] | None:

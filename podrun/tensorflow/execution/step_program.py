@@ -7,6 +7,7 @@ what the device has.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -188,8 +189,8 @@ class StepProgram:
                 self.rows[name] = rows_of_replicas(value, parts.model.built.infos[name].shape)
                 results[name] = self.rows[name][0]
             else:
-                shape = (-1, self.settings.local_replicas, *parts.model.built.infos[name].shape)
-                take(name, value.reshape(shape))
+                replicas, shape = self.settings.local_replicas, parts.model.built.infos[name].shape
+                take(name, elements_of_replicas(value, replicas, shape))
 
         try:
             parts.batches.loop(iterations, feed, store)
@@ -369,6 +370,12 @@ class StepProgram:
 def rows_of_replicas(value: np.ndarray, shape: Sequence[int]) -> np.ndarray:
     """A result as an array with a row of ``shape`` for each replica; empty results have one row."""
     return value.reshape(-1 if value.size else 1, *shape)
+
+
+def elements_of_replicas(value: np.ndarray, replicas: int, shape: Sequence[int]) -> np.ndarray:
+    """What iterations gave to an outfeed, ``[iterations, replicas, *shape]``, also where it is empty."""
+    rows = math.prod(value.shape[: max(value.ndim - len(shape), 0)])
+    return value.reshape(-1 if value.size else max(rows // replicas, 1), replicas, *shape)
 
 
 def _same_bits(one: np.ndarray, other: np.ndarray) -> bool:

@@ -46,6 +46,8 @@ class ProgramFacts:
     """Queue -> the names of the tensors that go out."""
     conditional: dict[int, list[str]] = field(default_factory=dict)
     """Queue that a branch gives to -> the names of what it gives among variables, and of whether it does, the last."""
+    not_given: dict[int, str] = field(default_factory=dict)
+    """The same queue -> the constant that says that it was given nothing."""
     numbers: itertools.count[int] = field(default_factory=itertools.count)
     places: dict[str, Place] = field(default_factory=dict)
     """Node -> the IPU and stage that the program gave it."""
@@ -155,6 +157,12 @@ class GraphBuilder:
             self.facts.conditional[queue] = keys
             for key, array in zip(keys, [*empty, np.array(False)], strict=True):
                 root.current[key] = root.constant(array)
+            self.facts.not_given[queue] = root.current[keys[-1]]
+        if self.read(VariableHandle(keys[-1])) != self.facts.not_given[queue]:
+            raise UnsupportedError(
+                f"'{self.name}' gives to one queue twice in an iteration.",
+                hint="Let each branch give to a queue of its own, or give once behind them.",
+            )
         for key, name in zip(keys, [*names, self.constant(True)], strict=True):
             self.write(VariableHandle(key), name)
 

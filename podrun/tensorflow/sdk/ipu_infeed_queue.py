@@ -50,7 +50,8 @@ class IPUInfeedQueue:
         for option in old:
             if option not in _OLD:
                 raise TypeError(f"IPUInfeedQueue got an unexpected keyword argument {option!r}")
-            warnings.warn(f"IPUInfeedQueue({option}=...) has no effect any more.", stacklevel=2)
+            if option != "feed_name":
+                warnings.warn(f"IPUInfeedQueue({option}=...) has no effect any more.", stacklevel=2)
         depth = 3 if prefetch_depth is None else prefetch_depth
         if depth < 1:
             raise ValueError(f"prefetch_depth must be greater than zero, but it is {depth}")

@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import tensorflow as tf
 
+from podrun.private_apis.tensorflow import symbol
 from podrun.tensorflow.capture.markers import mark, reference
 from podrun.tensorflow.capture.program_graphs import (
     IpuGraph,
@@ -25,6 +26,8 @@ from podrun.tensorflow.execution.launching import raising_itself
 from podrun.tensorflow.execution.placed_devices import placed_ordinal
 from podrun.tensorflow.execution.poplar_flags import flags
 from podrun.tensorflow.sdk.ipu_infeed_queue import _checked_ordinal
+
+_CondBranch: Any = symbol("ops.control_flow_v2_func_graphs.CondBranchFuncGraph")
 
 
 class IPUOutfeedMode(Enum):
@@ -50,7 +53,9 @@ class IPUOutfeedQueue:
         self._set_options(*names_and_options, **options)
         self._number = reference(self)
         self._name = str(name or self._number)
-        self._graphs: list[int] = []
+        self._graphs: weakref.WeakSet[tf.Graph] = weakref.WeakSet()
+        self._giving: weakref.WeakSet[tf.Graph] = weakref.WeakSet()
+        """Graphs that give to the queue themselves."""
         self._outer: weakref.WeakSet[tf.Graph] = weakref.WeakSet()
         self._thread: int | None = None
         self._enqueued_in: IpuGraph | None = None
@@ -74,7 +79,8 @@ class IPUOutfeedQueue:
         for option in old:
             if option not in _OLD:
                 raise TypeError(f"IPUOutfeedQueue got an unexpected keyword argument {option!r}")
-            warnings.warn(f"IPUOutfeedQueue({option}=...) has no effect any more.", stacklevel=3)
+            if option != "feed_name":
+                warnings.warn(f"IPUOutfeedQueue({option}=...) has no effect any more.", stacklevel=3)
         mode = IPUOutfeedMode.ALL if outfeed_mode is None else outfeed_mode
         if old.get("outfeed_all") is False:
             mode = IPUOutfeedMode.LAST
@@ -107,10 +113,12 @@ class IPUOutfeedQueue:
                 raise ValueError("IPUOutfeedQueue.enqueue can only be called in a program on an IPU.")
         eager = tf.compat.v1.executing_eagerly_outside_functions()
         place = program if program is None or eager else program.outer_graph
-        graph = id(place or tf.compat.v1.get_default_graph())
-        if graph in self._graphs:
+        current = tf.compat.v1.get_default_graph()
+        graph = place or current
+        if graph in self._graphs and not (program is self._enqueued_in and self._in_another_branch(current)):
             raise ValueError("An outfeed can only be enqueued once.")
-        self._graphs.append(graph)
+        self._graphs.add(graph)
+        self._giving.add(current)
         self._enqueued_in = program
         tensors = tf.nest.map_structure(tf.convert_to_tensor, tensors)
         self.structure = tensors
@@ -128,6 +136,15 @@ class IPUOutfeedQueue:
             queue=self._number,
         )
         return self._noted(done.op)
+
+    def _in_another_branch(self, graph: tf.Graph) -> bool:
+        """Whether a graph is a branch of a choice, and neither it nor a graph around it gives to the queue already."""
+        if not isinstance(graph, _CondBranch) or graph in self._outer:
+            return False
+        around: tf.Graph | None = graph
+        while around is not None and around not in self._giving:
+            around = getattr(around, "outer_graph", None)
+        return around is None
 
     def _noted(self, operation: tf.Operation) -> tf.Operation:
         """Note the graph of an operation that gives to the queue, and those around it."""
@@ -150,10 +167,10 @@ class IPUOutfeedQueue:
     def dequeue(self, wait_for_completion: bool = False) -> Any:
         """What the programs have given: see the module docstring of the SDK's queue for shapes."""
         if tf.executing_eagerly():
-            if not self._graphs:
+            if self.structure is None:
                 raise ValueError("Trying to dequeue an outfeed which has not been enqueued.")
             return tf.nest.pack_sequence_as(self.structure, [tf.constant(v) for v in self._drain()])
-        if not self._graphs:
+        if self.structure is None:
             raise ValueError("Trying to dequeue an outfeed which has not been enqueued.")
         outputs = tf.numpy_function(
             raising_itself(self._drain),
@@ -217,7 +234,7 @@ class IPUOutfeedQueue:
             raise RuntimeError("IPUOutfeedQueue can only be iterated over in eager mode.")
         if self._mode is not IPUOutfeedMode.ALL:
             raise RuntimeError("IPUOutfeedQueue can only be iterated over in mode IPUOutfeedMode.ALL.")
-        if not self._graphs:
+        if self.structure is None:
             return
         values = self._drain()
         for step in range(len(values[0])):

@@ -133,7 +133,7 @@ class IPUStrategyV1(_one_device.OneDeviceStrategy):  # type: ignore[misc]
         self, fn: Callable[..., Any], args: Sequence[object] = (), kwargs: Mapping[str, object] | None = None
     ) -> Any:
         """The name of `run` until SDK 2.4, with a warning; later SDKs refuse it."""
-        warnings.warn("`experimental_run_v2` has been deleted. Use `run` instead.", stacklevel=2)
+        warnings.warn("`experimental_run_v2` is deprecated. Use `run` instead.", stacklevel=2)
         return self.run(fn, args, kwargs)
 
     def run(
