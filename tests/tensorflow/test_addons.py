@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -418,3 +419,69 @@ def test_automatic_loss_scaling_of_accumulated_gradients() -> None:
     assert [None if g is None else float(g) for g in unscaled] == [2, None]
     with pytest.raises(ValueError, match="must only wrap an instance of ALSOptimizer"):
         ALSGradientAccumulationOptimizer(tf_keras.optimizers.legacy.SGD(0.1), 2)  # type: ignore[arg-type]
+
+
+def test_settings_of_loss_scaling_change_and_broken_gradients_count() -> None:
+    import tensorflow as tf
+    import tf_keras
+
+    from podrun.tensorflow.addons.loss_scaling import ALSOptimizer
+
+    optimizer = ALSOptimizer(tf_keras.optimizers.legacy.SGD(0.0), 4, update_frequency=1)
+    variable = tf.Variable(np.ones(4, np.float16))
+
+    @tf.function
+    def step(gradient: tf.Tensor, captured: tf.Tensor) -> None:
+        optimizer.apply_gradients([(gradient, variable)], captured_grads={"a": captured})
+
+    def factor_after(gradient: float, captured: float = 1.0) -> float:
+        sizes = [tf.fill([4], tf.cast(size, tf.float16)) for size in (gradient, captured)]
+        tf.distribute.get_strategy().run(step, args=sizes)
+        return float(optimizer.loss_scaling_factor.numpy())
+
+    assert [factor_after(x) for x in (1.0, np.nan, np.inf, np.nan)] == [8, 4, 2, 1]
+    optimizer.increase_factor = 4
+    assert factor_after(1.0) == 4  # In a program that was traced before.
+    assert optimizer.decrease_factor == 0.25
+    optimizer.ratio_threshold = 0.4
+    assert factor_after(10000.0, 10000.0) == 1
+    optimizer.ratio_threshold = 0.6
+    assert factor_after(10000.0) == 4  # Half of the values.
+    optimizer.lpf_alpha = (
+        0.75  # A quarter of the gradients counts, and all of what is captured when it is due.
+    )
+    assert float(optimizer.loss_scaling_factor.numpy()) == 4
+    assert factor_after(1.0, 10000.0) == 1  # Four fifths.
+    assert factor_after(10000.0) == 4  # One fifth.
+    optimizer.update_frequency = 3
+    assert [factor_after(1.0) for _ in range(4)] == [4, 4, 4, 16]
+    for name, value, message in (
+        ("update_frequency", 0, "nonzero and positive"), ("increase_factor", 3, "power of two"),
+        ("ratio_threshold", 1.0, "greater than zero"), ("lpf_alpha", 2.0, "between 0 and 1"),
+        ("max_loss_scaling_factor", 4, "must be less than max"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=message):
+            setattr(optimizer, name, value)
+    assert (optimizer.update_frequency, optimizer.increase_factor, optimizer.lpf_alpha) == (3, 4, 0.75)
+
+
+def test_wrapping_optimizers_come_back_from_files(tmp_path: Path) -> None:
+    import tf_keras
+
+    from podrun.tensorflow.addons.accumulating_wrappers import KerasGradientAccumulation
+    from podrun.tensorflow.addons.capturing import ALSGradientAccumulationOptimizer, ALSOptimizerAdam
+    from podrun.tensorflow.addons.loss_scaling import ALSOptimizer
+
+    sgd = tf_keras.optimizers.legacy.SGD
+    for optimizer in (
+        ALSOptimizer(sgd(0.25), 4),
+        KerasGradientAccumulation(ALSOptimizer(sgd(0.25), 4), 3),
+        ALSGradientAccumulationOptimizer(ALSOptimizerAdam(0.25, beta_1=0.5, update_frequency=3), 3),
+    ):
+        model = tf_keras.Sequential([tf_keras.layers.Dense(2, input_shape=(3,))])
+        model.compile(optimizer, "mse")
+        for name in ("model.h5", "folder"):
+            model.save(tmp_path / name)
+            loaded = tf_keras.models.load_model(tmp_path / name).optimizer
+            assert type(loaded) is type(optimizer)
+            assert loaded.get_config() == optimizer.get_config()

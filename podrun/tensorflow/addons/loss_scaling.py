@@ -42,22 +42,18 @@ class ALSOptimizer(WrappedOptimizer):
         name: str = "ALSOptimizer",
     ) -> None:
         super().__init__(opt, name)
-        _check_scaling(
-            initial_loss_scaling_factor, update_frequency, increase_factor, max_loss_scaling_factor
-        )
-        if not 0 <= lpf_alpha <= 1:
-            raise ValueError("lpf_alpha must be between 0 and 1.")
-        if not 0 < ratio_threshold < 1:
-            raise ValueError("ratio_threshold must be greater than zero and less than one.")
-        self.captured_grads_only = captured_grads_only
-        self._initial = float(initial_loss_scaling_factor)
-        self._period, self._factor = update_frequency, float(increase_factor)
-        self._most, self._threshold = float(max_loss_scaling_factor), ratio_threshold
-        self._keeps, self._edge, self._alpha = (
-            accumulate_statistics_over_update_period,
-            histogram_bin_edge,
-            lpf_alpha,
-        )
+        self._options: dict[str, float] = {
+            "initial_loss_scaling_factor": float(initial_loss_scaling_factor),
+            "update_frequency": update_frequency,
+            "increase_factor": float(increase_factor),
+            "max_loss_scaling_factor": float(max_loss_scaling_factor),
+            "ratio_threshold": ratio_threshold,
+            "lpf_alpha": lpf_alpha,
+        }
+        _check_scaling(self._options)
+        self._captured_only = captured_grads_only
+        self._keeps, self._edge = accumulate_statistics_over_update_period, histogram_bin_edge
+        self._settings = {name: self._number(name, value) for name, value in self._options.items()}
         self._scale = self._number("loss_scaling_factor", initial_loss_scaling_factor)
         self._before = self._number("previous_loss_scaling_factor", initial_loss_scaling_factor)
         self._counts = self._number("histogram", [0.0, 0.0])
@@ -66,8 +62,15 @@ class ALSOptimizer(WrappedOptimizer):
     @staticmethod
     def _number(name: str, value: object) -> tf.Variable:
         with tf.init_scope():
-            dtype = tf.int32 if name == "n" else tf.float32
+            dtype = tf.int32 if name in ("n", "update_frequency") else tf.float32
             return tf.Variable(value, dtype=dtype, trainable=False, name=name)
+
+    def _set_option(self, name: str, value: float) -> None:
+        """Change an option, also of programs that have been traced. ValueError if it is not allowed."""
+        options = {**self._options, name: value}
+        _check_scaling(options)
+        self._options = options
+        self._settings[name].assign(value)
 
     @property
     def loss_scaling_factor(self) -> tf.Variable:
@@ -92,26 +95,38 @@ class ALSOptimizer(WrappedOptimizer):
     @property
     def initial_loss_scaling_factor(self) -> float:
         """The factor before the first change, and after `reset`."""
-        return self._initial
+        return self._options["initial_loss_scaling_factor"]
+
+    @initial_loss_scaling_factor.setter
+    def initial_loss_scaling_factor(self, value: float) -> None:
+        self._set_option("initial_loss_scaling_factor", value)
 
     @property
     def update_frequency(self) -> int:
         """Calls between two changes of the factor."""
-        return self._period
+        return int(self._options["update_frequency"])
+
+    @update_frequency.setter
+    def update_frequency(self, value: int) -> None:
+        self._set_option("update_frequency", value)
 
     @property
     def increase_factor(self) -> float:
         """What the factor is multiplied or divided by."""
-        return self._factor
+        return self._options["increase_factor"]
+
+    @increase_factor.setter
+    def increase_factor(self, value: float) -> None:
+        self._set_option("increase_factor", value)
 
     @property
     def decrease_factor(self) -> float:
         """What the factor is multiplied by where gradients overflow."""
-        return 1 / self._factor
+        return 1 / self.increase_factor
 
     @property
     def previous_loss_scaling_factor(self) -> tf.Variable:
-        """The factor before its last change."""
+        """The factor before its last change; `reset` leaves it as it is."""
         return self._before
 
     @property
@@ -127,12 +142,33 @@ class ALSOptimizer(WrappedOptimizer):
     @property
     def ratio_threshold(self) -> float:
         """The part of gradients above the edge from which on the factor is divided."""
-        return self._threshold
+        return self._options["ratio_threshold"]
+
+    @ratio_threshold.setter
+    def ratio_threshold(self, value: float) -> None:
+        self._set_option("ratio_threshold", value)
+
+    @property
+    def captured_grads_only(self) -> bool:
+        """Whether only captured gradients count. Another value resets the scaling, and is for programs traced later."""
+        return self._captured_only
+
+    @captured_grads_only.setter
+    def captured_grads_only(self, value: bool) -> None:
+        if value != self._captured_only:
+            self.reset()
+        self._captured_only = value
 
     @property
     def lpf_alpha(self) -> float:
-        """How much of the counts of earlier calls is kept in each call."""
-        return self._alpha
+        """How much of the counts of earlier calls is kept in each call. Another value resets the scaling."""
+        return self._options["lpf_alpha"]
+
+    @lpf_alpha.setter
+    def lpf_alpha(self, value: float) -> None:
+        if value != self.lpf_alpha:
+            self.reset()
+        self._set_option("lpf_alpha", value)
 
     def get_config(self) -> dict[str, object]:
         """The wrapped optimizer, as Keras writes it, and the options."""
@@ -146,11 +182,15 @@ class ALSOptimizer(WrappedOptimizer):
     @property
     def max_loss_scaling_factor(self) -> float:
         """What the factor stays below."""
-        return self._most
+        return self._options["max_loss_scaling_factor"]
+
+    @max_loss_scaling_factor.setter
+    def max_loss_scaling_factor(self, value: float) -> None:
+        self._set_option("max_loss_scaling_factor", value)
 
     def reset(self) -> None:
         """Start again with the initial factor, and without counts."""
-        self._scale.assign(self._initial)
+        self._scale.assign(self._options["initial_loss_scaling_factor"])
         self._counts.assign([0.0, 0.0])
         self._calls.assign(0)
 
@@ -217,37 +257,44 @@ class ALSOptimizer(WrappedOptimizer):
     ) -> object:
         pairs = [(g, v) for g, v in grads_and_vars if g is not None]
         grads = self.get_unscaled_gradients([g for g, _ in pairs])
-        own = [] if self.captured_grads_only else [g for g, _ in pairs]
-        counts = self._counted([*own, *captured])
+        own = self._counted([] if self.captured_grads_only else [g for g, _ in pairs])
+        counts = own, self._counted(captured)
         done = self._opt.apply_gradients(
             zip(grads, [v for _, v in pairs], strict=True),
             experimental_aggregate_gradients=experimental_aggregate_gradients,
         )
         dependencies = [done] if isinstance(done, (tf.Operation, tf.Tensor)) else []
         with tf.control_dependencies(dependencies):
-            return self._changed(counts)
+            return self._changed(*counts)
 
     def _counted(self, grads: Sequence[tf.Tensor]) -> tf.Tensor:
-        """The values of gradients in float16 below and above the edge."""
+        """The values of gradients in float16 up to the edge, and all others: those above it and those that are NaN."""
         below, above = tf.constant(0.0), tf.constant(0.0)
         for gradient in grads:
             if gradient.dtype == tf.float16:
-                large = tf.abs(tf.cast(gradient, tf.float32)) > self._edge
-                count = tf.reduce_sum(tf.cast(large, tf.float32))
-                below, above = below + (float(gradient.shape.num_elements()) - count), above + count
+                small = tf.abs(tf.cast(gradient, tf.float32)) <= self._edge
+                count = tf.reduce_sum(tf.cast(small, tf.float32))
+                below, above = below + count, above + (tf.cast(tf.size(gradient), tf.float32) - count)
         return tf.stack([below, above])
 
-    def _changed(self, counts: tf.Tensor) -> tf.Operation:
-        due = (
-            tf.constant(True) if self._period == 1 else (self._calls > 0) & (self._calls % self._period == 0)
-        )
-        held = self._counts + (counts if self._keeps else tf.where(due, counts, tf.zeros_like(counts)))
-        smooth = self._alpha * tf.convert_to_tensor(self._counts) + (1 - self._alpha) * held
-        total = tf.reduce_sum(smooth)
-        ratio = smooth[1] / tf.maximum(total, 1.0)
-        higher, lower = self._scale * self._factor, self._scale / self._factor
-        wanted = tf.where(ratio > self._threshold, lower, higher)
-        inside = (wanted >= 1) & (wanted < self._most)
+    def _changed(self, counts: tf.Tensor, captured: tf.Tensor) -> tf.Operation:
+        """Change the factor when it is due. The filter passes ``1 - lpf_alpha`` of each count, but all of what is
+        captured in the call that changes the factor, as in the SDK.
+        """
+        period, factor, most, threshold, alpha = (
+            tf.convert_to_tensor(self._settings[name])
+            for name in (
+                "update_frequency", "increase_factor", "max_loss_scaling_factor", "ratio_threshold", "lpf_alpha",
+            )
+        )  # fmt: skip
+        due = (period == 1) | ((self._calls > 0) & (self._calls % period == 0))
+        fresh = (1 - alpha) * counts + tf.where(due, captured, (1 - alpha) * captured)
+        held = tf.convert_to_tensor(self._counts)
+        smooth = held + (fresh if self._keeps else tf.where(due, fresh, tf.zeros_like(fresh)))
+        ratio = tf.math.divide_no_nan(smooth[1], tf.reduce_sum(smooth))
+        higher, lower = self._scale * factor, self._scale / factor
+        wanted = tf.where(ratio > threshold, lower, higher)
+        inside = (wanted >= 1) & (wanted < most)
         scale = tf.where(due & inside, wanted, self._scale)
         return tf.group(
             self._before.assign(tf.where(scale == self._scale, self._before, self._scale), read_value=False),
@@ -257,17 +304,22 @@ class ALSOptimizer(WrappedOptimizer):
         )
 
 
-def _check_scaling(initial: float, period: int, factor: float, most: float) -> None:
+def _check_scaling(options: Mapping[str, float]) -> None:
     """ValueError for settings of loss scaling that are no powers of two, or out of bounds."""
-    for name, value in (
-        ("initial_loss_scaling_factor", initial),
-        ("increase_factor", factor),
-        ("max_loss_scaling_factor", most),
-    ):
-        if value < 1 or int(value) != value or int(value) & (int(value) - 1):
+    initial, factor, most = (
+        options[name]
+        for name in ("initial_loss_scaling_factor", "increase_factor", "max_loss_scaling_factor")
+    )
+    for name, value in options.items():
+        power = value >= 1 and int(value) == value and not int(value) & (int(value) - 1)
+        if name.endswith("_factor") and not power:
             raise ValueError(f"{name} must be a power of two that is at least 1, not {value}.")
-    if period < 1:
-        raise ValueError(f"update_frequency must be nonzero and positive, not {period}.")
+    if options["update_frequency"] < 1:
+        raise ValueError(f"update_frequency must be nonzero and positive, not {options['update_frequency']}.")
+    if not 0 < options["ratio_threshold"] < 1:
+        raise ValueError("ratio_threshold must be greater than zero and less than one.")
+    if not 0 <= options["lpf_alpha"] <= 1:
+        raise ValueError("lpf_alpha must be between 0 and 1.")
     if initial >= most:
         raise ValueError("initial_loss_scaling_factor must be less than max_loss_scaling_factor.")
     if initial * factor >= most:
