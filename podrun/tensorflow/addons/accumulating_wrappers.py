@@ -88,10 +88,10 @@ class WrappedOptimizer(Optimizer):  # type: ignore[misc]
     ) -> WrappedOptimizer:
         """The optimizer of which `get_config` gave the configuration."""
         options = dict(config)
-        return cls(_inner_optimizer(options.pop("opt"), custom_objects or {}), **options)  # type: ignore[arg-type]
+        return cls(inner_optimizer(options.pop("opt"), custom_objects or {}), **options)  # type: ignore[arg-type]
 
 
-def _inner_optimizer(opt: object, custom_objects: Mapping[str, object]) -> object:
+def inner_optimizer(opt: object, custom_objects: Mapping[str, object]) -> object:
     """An optimizer, or that of a configuration."""
     if not isinstance(opt, dict):
         return opt

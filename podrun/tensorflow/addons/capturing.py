@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import tensorflow as tf
 import tf_keras
 
-from podrun.tensorflow.addons.accumulating_wrappers import KerasGradientAccumulation
+from podrun.tensorflow.addons.accumulating_wrappers import KerasGradientAccumulation, inner_optimizer
 from podrun.tensorflow.addons.loss_scaling import ALSOptimizer
 from podrun.tensorflow.keras.accumulating_optimizers import accumulated_update
 from podrun.tensorflow.sdk.carried_state import capture_upstream_gradients
@@ -89,7 +89,22 @@ def _capturing(activation: object, tag: str) -> object:
     return call
 
 
-class ALSOptimizerAdam(ALSOptimizer):
+class _ScaledUpdate(ALSOptimizer):
+    """Loss scaling around an optimizer that the class makes itself."""
+
+    @classmethod
+    def from_config(
+        cls, config: Mapping[str, object], custom_objects: Mapping[str, object] | None = None
+    ) -> _ScaledUpdate:
+        """The optimizer of which `get_config` gave the configuration."""
+        options = dict(config)
+        inner = inner_optimizer(options.pop("opt"), custom_objects or {})
+        optimizer = cls(**options)  # type: ignore[arg-type]
+        optimizer._opt = inner
+        return optimizer
+
+
+class ALSOptimizerAdam(_ScaledUpdate):
     """Keras' Adam with automatic loss scaling. ``scaling``: the arguments of `ALSOptimizer`."""
 
     def __init__(
@@ -105,7 +120,7 @@ class ALSOptimizerAdam(ALSOptimizer):
         super().__init__(inner, name=name, **scaling)  # type: ignore[arg-type]
 
 
-class ALSOptimizerSGD(ALSOptimizer):
+class ALSOptimizerSGD(_ScaledUpdate):
     """Keras' SGD with automatic loss scaling. ``scaling``: the arguments of `ALSOptimizer`."""
 
     def __init__(
@@ -120,7 +135,7 @@ class ALSOptimizerSGD(ALSOptimizer):
         super().__init__(inner, name=name, **scaling)  # type: ignore[arg-type]
 
 
-class ALSOptimizerRMSProp(ALSOptimizer):
+class ALSOptimizerRMSProp(_ScaledUpdate):
     """Keras' RMSprop with automatic loss scaling. ``scaling``: the arguments of `ALSOptimizer`."""
 
     def __init__(
@@ -183,3 +198,14 @@ class ALSGradientAccumulationOptimizer(KerasGradientAccumulation):
 
     def _compute_gradients(self, *args: object, **kwargs: object) -> object:
         return self._opt._compute_gradients(*args, **kwargs)
+
+
+def register_wrapping_optimizers() -> None:
+    """Let Keras read these optimizers from files of models, under the names of their classes and the published ones."""
+    kinds = (
+        ALSOptimizer, ALSOptimizerAdam, ALSOptimizerSGD, ALSOptimizerRMSProp, ALSGradientAccumulationOptimizer,
+        KerasGradientAccumulation,
+    )  # fmt: skip
+    known = tf_keras.utils.get_custom_objects()
+    known.update({kind.__name__: kind for kind in kinds})
+    known["GradientAccumulationOptimizer"] = KerasGradientAccumulation

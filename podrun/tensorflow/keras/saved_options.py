@@ -156,7 +156,8 @@ def _saved(model: Model, plain: Replacement, *args: object, **kwargs: object) ->
 
 
 def install_saving() -> None:
-    """Let models of Keras be saved with their options."""
+    """Let models of Keras be saved with their options, and be loaded with the SDK's optimizers."""
+    importlib.import_module("podrun.tensorflow.addons.capturing").register_wrapping_optimizers()
     engine = "tf_keras.src.engine."
     model = importlib.import_module(engine + "training").Model
     sequential = importlib.import_module(engine + "sequential").Sequential
