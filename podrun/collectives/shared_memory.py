@@ -169,19 +169,22 @@ class SharedMemoryGroup:
 
     def scatter_by(
         self, arena: str, reduction: Reduction, make: Callable[[Sequence[Array]], Callable[[], object]]
-    ) -> Callable[[], None]:
-        """A prepared `reduce_scatter` without the second barrier whose sum is the caller's: ``make`` gives it for this
-        rank's slice of every rank's row. It meets ranks that call `reduce_scatter`."""
+    ) -> tuple[Callable[[], None], Callable[[], None]]:
+        """A prepared `reduce_scatter` without the second barrier, in two halves: one that waits for all ranks, and the
+        sum, which is the caller's. ``make`` gives it for this rank's slice of every rank's row. It meets ranks that
+        call `reduce_scatter`."""
         plan, mapped = self._plan_scatter(arena, reduction, None), self._memory.find(arena)
         own = slice_of(self._rank, self._size, mapped.whole.size)
         reduce = make([row[own] for row in mapped.rows])
 
-        def run() -> None:
+        def meet() -> None:
             self._board.arrive_and_wait(plan.begin, self._timeout)
+
+        def finish() -> None:
             with self.turn:
                 reduce()
 
-        return run
+        return meet, finish
 
     def all_reduce(
         self,

@@ -27,6 +27,7 @@ from podrun.device.host.client import InProcessMachines
 from podrun.device.program import fused_updates, interpreter, program_memory
 from podrun.device.program.buffers import Buffers
 from podrun.device.program.fused_updates import FusedUpdate, agrees, make_fused_updates
+from podrun.device.program.interpreter import Interpreter
 from podrun.device.xla.clients import machine_settings
 from podrun.device.xla.pieces import Piece, PieceCache
 from podrun.device.xla.update_steps import has_updates, run_update, update_steps
@@ -106,6 +107,52 @@ def test_a_reading_of_an_update_has_the_bits_of_its_piece(
         run_update(fitting[0].prepared([slices[gradient]], mean=False, operands=operands, stores=stores))
     for at, value in zip(stores, expected, strict=True):
         np.testing.assert_array_equal(slices[at].view(np.uint32), value.view(np.uint32))
+
+
+@pytest.mark.parametrize(
+    ("function", "scalars"),
+    [
+        (lambda w, g, rate: (w - g / jnp.sqrt(rate),), "rate"),
+        (lambda w, g, rate: (w - g * jnp.sqrt(rate) / (F32(1) + rate),), "rate"),
+        (lambda w, g, rate: (w - jnp.sqrt(rate) * g,), "rate"),
+        (lambda w, g, rate, eps: (w - rate * g / jnp.sqrt(eps),), "rate eps"),
+        (lambda w, g, rate, b: (w - rate * jnp.sqrt(F32(1) - b) * g,), "rate b"),
+        (lambda w, g, rate: (w - F32(0.01) * (g / rate),), "rate"),
+    ],
+)
+def test_roots_and_quotients_of_scalars_have_the_bits_of_the_piece_or_stay_with_it(
+    pieces: PieceCache, function: Callable[..., Any], scalars: str
+) -> None:
+    """Also where the root of a negative scalar would make every result a NaN, whose bits say nothing."""
+    piece = piece_of(pieces, function, "wg", scalars)
+    generator = np.random.default_rng(4)
+    steps = fused_updates.fitting_steps(piece, 1, (0,))
+    for _ in range(20 if steps else 0):
+        slices = [generator.normal(size=SIZE).astype(F32) for _ in "wg"]
+        numbers = [np.array(value, F32) for value in generator.uniform(0.01, 0.99, len(scalars.split()))]
+        with machine_settings():
+            (expected,) = piece.call(*slices, *numbers)
+            operands = dict(enumerate([*slices, *numbers]))
+            run_update(steps.prepared([slices[1]], mean=False, operands=operands, stores=[0]))
+        np.testing.assert_array_equal(slices[0].view(np.uint32), np.asarray(expected).view(np.uint32))
+
+
+def test_numbers_that_say_nothing_agree_with_no_reading(pieces: PieceCache) -> None:
+    """The root of a number below zero makes every result a NaN, which would be any other reading's too."""
+    piece = piece_of(pieces, lambda w, g, rate: (w - g * jnp.sqrt(rate - F32(2)),), "wg")
+    assert update_steps(piece.computation, 1)
+    assert fused_updates.fitting_steps(piece, 1, (0,)) is None
+
+
+def test_a_piece_is_compared_once_for_all_machines_and_loads(
+    pieces: PieceCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared = []
+    monkeypatch.setattr(fused_updates, "agrees", lambda steps, *_: compared.append(steps) or True)
+    first = fused_updates.fitting_steps(piece_of(pieces, descent, "wg"), 1, (0,))
+    again = fused_updates.fitting_steps(piece_of(pieces, descent, "wg"), 1, (0,))
+    assert compared == [first]
+    assert again is first
 
 
 def test_a_reading_with_other_roundings_is_found_out(pieces: PieceCache) -> None:
@@ -201,6 +248,7 @@ def test_what_describes_no_update_is_refused(
         native.update(arrays[0], False, arrays[1], arrays[2], steps, stores)
 
 
+INTERPRETER_INIT = Interpreter.__init__
 AROUND = Compute("step"), ReduceScatter("gradients"), Compute("update")
 
 
@@ -219,7 +267,7 @@ AROUND = Compute("step"), ReduceScatter("gradients"), Compute("update")
 def test_a_sum_that_something_else_reads_is_written(
     pieces: PieceCache, monkeypatch: pytest.MonkeyPatch, after: tuple[Instruction, ...], fuses: bool
 ) -> None:
-    monkeypatch.setattr(fused_updates, "_prepared", lambda *_: print)
+    monkeypatch.setattr(fused_updates, "_prepared", lambda *_: (print, print))
     executable = linear(16)
     compiled = {name: pieces.piece(c, ()) for name, c in executable.computations.items()}
     updates = make_fused_updates([*AROUND, *after], compiled, Buffers(executable, SoloGroup()), {1})
@@ -227,12 +275,29 @@ def test_a_sum_that_something_else_reads_is_written(
     assert not make_fused_updates([*AROUND, *after], compiled, Buffers(executable, SoloGroup()), set())
 
 
-def trained(pieces: PieceCache, batches: int) -> dict[str, np.ndarray]:
+def trained(
+    pieces: PieceCache, batches: int, strike: Callable[[Buffers, int, Instruction], None] | None = None
+) -> dict[str, np.ndarray]:
+    """The weights after some batches. ``strike``: called before every instruction of every machine."""
     executable = linear(16)
-    connection = InProcessMachines(executable.layout.ipus, pieces).connect()
-    everything = IpuRange(0, executable.layout.ipus)
-    assert connection.try_attach(request(everything)) is None
-    connection.load(executable)
+    work = executable.instructions[0]
+
+    def init(self: Interpreter, *args: Any, **options: Any) -> None:
+        buffers, before = args[2], args[4]
+
+        def hook(done: int, ipu: int, place: int) -> None:
+            before(done, ipu, place)
+            if strike is not None:
+                strike(buffers, done, work[place])
+
+        INTERPRETER_INIT(self, *args[:4], hook, *args[5:], **options)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Interpreter, "__init__", init)
+        connection = InProcessMachines(executable.layout.ipus, pieces).connect()
+        everything = IpuRange(0, executable.layout.ipus)
+        assert connection.try_attach(request(everything)) is None
+        connection.load(executable)
     connection.write_variables(first_weights())
     inputs = data(executable, batches)
     for batch in range(batches):
@@ -251,8 +316,28 @@ def test_training_has_the_same_bits_with_and_without(
     monkeypatch.setattr(fused_updates, "LEAST_ELEMENTS", 0)
     carried_out = []
     reduce = FusedUpdate.reduce
-    monkeypatch.setattr(FusedUpdate, "reduce", lambda self: (reduce(self), carried_out.append(self.done)))
+    monkeypatch.setattr(FusedUpdate, "reduce", lambda self: (reduce(self), carried_out.append(self.arena)))
     weights = trained(pieces, 3)
-    assert carried_out == [True] * 12
+    assert len(carried_out) == 12
+    for name, value in expected.items():
+        np.testing.assert_array_equal(weights[name], value)
+
+
+def test_a_fault_between_reduction_and_update_strikes_before_the_update(
+    pieces: PieceCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def change(value: np.ndarray) -> None:
+        value.reshape(-1)[0] = 100
+
+    def strike(buffers: Buffers, done: int, instruction: Instruction) -> None:
+        if done == 1 and instruction == Compute("update") and buffers.writes_one_copy:
+            buffers.change("w", 0, change)
+
+    monkeypatch.setattr(interpreter, "make_fused_tail", lambda *_: None)
+    monkeypatch.setattr(program_memory, "REDUCED_WHOLE", 0)
+    without, expected = trained(pieces, 3), trained(pieces, 3, strike)
+    assert np.any(expected["w"] != without["w"])
+    monkeypatch.setattr(fused_updates, "LEAST_ELEMENTS", 0)
+    weights = trained(pieces, 3, strike)
     for name, value in expected.items():
         np.testing.assert_array_equal(weights[name], value)

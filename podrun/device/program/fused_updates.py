@@ -11,6 +11,7 @@ where a bit differs. So machines with and without the C module, and those whose 
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -37,39 +38,34 @@ from podrun.device.xla.clients import machine_settings
 from podrun.device.xla.pieces import Piece
 from podrun.device.xla.update_steps import UpdateSteps, has_updates, run_update, update_steps
 
-LEAST_ELEMENTS, MOST_ELEMENTS = 1 << 14, 1 << 24
-"""Sizes of slices that are updated so. Of smaller ones calls cost most; comparing bits is a pass of the piece over as
-much memory."""
+LEAST_ELEMENTS = 1 << 14
+"""Slices of fewer numbers are updated by pieces: calls cost most of their time."""
+MOST_ARRAYS = 512
+"""Arrays that `native/updates.c` has room for."""
 _COMPARED = 1 << 14
-"""Elements in which bits are compared."""
+"""Elements in which bits are compared: half of them at an operand's beginning, half at its end."""
 _SPECIAL = (0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan, 1e-45, -1e-40, 1.2e-38, 3e38, -3e38)
+_reading = threading.Lock()
+"""Held while a piece is read and compared, so that one of the machines of a process does it for all."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class FusedUpdate:
-    """A ReduceScatter and the update of this machine's slice that follows it. ``done``: the update was carried out with
-    the reduction, and its own instruction has nothing left to do."""
+    """A ReduceScatter and the update of this machine's slice that follows it. ``meet``: waits until the gradients of
+    all machines are complete, in place of the reduction. ``finish``: adds them up and updates the slice, in place of
+    the ``computation``. What strikes between the two finds the memory that it would find without the C module.
+    """
 
     arena: str
-    reduction: Reduction
     computation: str
     buffers: Buffers
-    run: Callable[[], None]
-    done: bool = False
+    meet: Callable[[], None]
+    finish: Callable[[], None]
 
     def reduce(self) -> None:
-        """The reduction, with the update unless replicas have copies of their own."""
-        self.done = not self.buffers.own_copies
-        if self.done:
-            self.buffers.settle([self.arena])
-            self.run()
-        else:
-            self.buffers.reduce_scatter(self.arena, self.reduction, settle=False)
-
-    def take_done(self) -> bool:
-        """Whether the update was carried out; the next one was not."""
-        done, self.done = self.done, False
-        return done
+        """What the reduction has to do before the update."""
+        self.buffers.settle([self.arena])
+        self.meet()
 
 
 def make_fused_updates(
@@ -84,9 +80,9 @@ def make_fused_updates(
                 around = [*instructions[place + 2 :], *instructions[:place]]
                 if place not in unsettled or _is_read(arena, around, pieces, buffers):
                     continue
-                run = _prepared(pieces[name], arena, reduction, buffers)
-                if run is not None:
-                    updates[place] = FusedUpdate(arena, reduction, name, buffers, run)
+                halves = _prepared(pieces[name], arena, reduction, buffers)
+                if halves is not None:
+                    updates[place] = FusedUpdate(arena, name, buffers, *halves)
     return updates
 
 
@@ -118,18 +114,18 @@ def _is_read(
     return True
 
 
-def _prepared(piece: Piece, arena: str, reduction: Reduction, buffers: Buffers) -> Callable[[], None] | None:
-    """The reduction with a piece's arithmetic; None where the piece itself has to run."""
+def _prepared(
+    piece: Piece, arena: str, reduction: Reduction, buffers: Buffers
+) -> tuple[Callable[[], None], Callable[[], None]] | None:
+    """The two halves of the reduction with a piece's arithmetic; None where the piece itself has to run."""
     computation, gradient = piece.computation, SLICE + arena
     operands = _operands(computation, gradient, buffers)
     if operands is None or piece.in_place or piece.is_shared or not has_updates():
         return None
     at = computation.inputs.index(gradient)
-    stores = [computation.inputs.index(name) for name in computation.outputs]
-    with machine_settings():
-        fitting = (s for s in update_steps(computation, at) if agrees(s, piece, at, stores))
-        steps = next(fitting, None)
-    if steps is None:
+    stores = tuple(computation.inputs.index(name) for name in computation.outputs)
+    steps = fitting_steps(piece, at, stores)
+    if steps is None or buffers.group_size + steps.arrays > MOST_ARRAYS:
         return None
 
     def sum_of(rows: Sequence[Array]) -> Callable[[], object]:
@@ -137,6 +133,20 @@ def _prepared(piece: Piece, arena: str, reduction: Reduction, buffers: Buffers) 
         return partial(run_update, steps.prepared(rows, mean=mean, operands=operands, stores=stores))
 
     return buffers.scatter_by(arena, reduction, sum_of)
+
+
+def fitting_steps(piece: Piece, gradient: int, stores: tuple[int, ...]) -> UpdateSteps | None:
+    """The steps that give a piece's bits; None if there are none. They are kept with the piece's code, for all
+    machines of this process and for programs that are loaded later."""
+    key = gradient, stores
+    with _reading:
+        if key not in piece.fitting_steps:
+            with machine_settings():
+                readings = update_steps(piece.computation, gradient)
+                piece.fitting_steps[key] = next(
+                    (steps for steps in readings if agrees(steps, piece, gradient, stores)), None
+                )
+        return piece.fitting_steps[key]
 
 
 def _operands(computation: Computation, gradient: str, buffers: Buffers) -> dict[int, Array] | None:
@@ -153,6 +163,7 @@ def _operands(computation: Computation, gradient: str, buffers: Buffers) -> dict
         if array is None or array.dtype != np.float32:
             return None
         stays = name.startswith(SLICE) and behind not in buffers.changing
+        stays = stays and not (behind and buffers.own_copies.may_hold(behind))
         number = behind is None and not array.shape and name not in outputs
         if name != gradient:
             if not (number or (stays and behind is not None and not buffers.holds_gradients(behind))):
@@ -160,30 +171,54 @@ def _operands(computation: Computation, gradient: str, buffers: Buffers) -> dict
             memory[position] = array
     size = buffers.arenas[arena].own[buffers.arenas[arena].mine].size
     slices = [array for array in memory.values() if array.shape]
-    fits = all(array.size == size for array in slices) and LEAST_ELEMENTS <= size <= MOST_ELEMENTS
+    fits = all(array.size == size for array in slices) and size >= LEAST_ELEMENTS
     return memory if fits and buffers.holds_gradients(arena) else None
 
 
 def agrees(steps: UpdateSteps, piece: Piece, gradient: int, stores: Sequence[int]) -> bool:
-    """Whether steps give a piece's bits, for two sets of random and special numbers. A NaN may be any NaN."""
-    return all(_agrees(steps, piece, gradient, stores, seed) for seed in range(2))
+    """Whether steps give a piece's bits, for random and special numbers. A NaN may be any NaN; so where numbers of the
+    usual magnitudes give hardly anything else than NaN, infinities and zeros, nothing was compared, and it is False.
+    """
+    generator = np.random.default_rng(0)
+    at_numbers = [at for at, shape in enumerate(piece.shapes) if not shape]
+    memory = [aligned_zeros((elements,), np.dtype(np.float32)) for elements, _ in piece.kinds]
+    size = piece.kinds[gradient][0]
+    count = min(size, _COMPARED)
+    where = np.r_[: count // 2, size - (count - count // 2) : size]
+    signed = {at: _numbers(generator, count) for at in range(len(piece.shapes)) if at not in at_numbers}
+    positive = {at: np.abs(array) for at, array in signed.items()}
+    for turn, scalars in enumerate(_scalar_sets(generator, len(at_numbers))):
+        slices = signed if turn % 2 else positive
+        operands = {at: array.copy() for at, array in slices.items()}
+        operands |= {at: np.array(number) for at, number in zip(at_numbers, scalars, strict=True)}
+        for at, array in operands.items():
+            memory[at][where if array.shape else ...] = array
+        results = piece.call(*[in_shape(memory[at], shape) for at, shape in enumerate(piece.shapes)])
+        expected = [np.asarray(result).reshape(-1)[where] for result in results]
+        run_update(steps.prepared([operands[gradient]], mean=False, operands=operands, stores=stores))
+        if not all(_same(operands[at], result) for at, result in zip(stores, expected, strict=True)):
+            return False
+        if turn < _USUAL and slices is positive and not all(map(_tells, expected)):
+            return False
+    return True
 
 
-def _agrees(steps: UpdateSteps, piece: Piece, gradient: int, stores: Sequence[int], seed: int) -> bool:
-    generator = np.random.default_rng(seed)
-    operands = {}
-    for position, shape in enumerate(piece.shapes):
-        array = operands[position] = aligned_zeros((piece.kinds[position][0],), np.dtype(np.float32))
-        if shape:
-            array[:_COMPARED] = _numbers(generator, min(array.size, _COMPARED))
-        else:
-            array[:] = generator.normal()
-    expected = [
-        np.array(result).reshape(-1)
-        for result in piece.call(*[in_shape(operands[at], shape) for at, shape in enumerate(piece.shapes)])
-    ]
-    run_update(steps.prepared([operands[gradient]], mean=False, operands=operands, stores=stores))
-    return all(_same(operands[at], result) for at, result in zip(stores, expected, strict=True))
+_USUAL = 16
+"""Sets of scalars between 0 and 1, as rates, decays and what is left of them."""
+
+
+def _scalar_sets(generator: np.random.Generator, count: int) -> list[Array]:
+    """Values of a piece's scalars: the usual ones first, then of all magnitudes, negative ones, 0 and 1."""
+    usual = generator.uniform(0.001, 0.999, (_USUAL, count))
+    wide = 10 ** generator.uniform(-8, 4, (8, count))
+    signed = generator.normal(size=(4, count))
+    special = generator.choice([0.0, 1.0], (4, count))
+    return list(np.concatenate([usual, wide, signed, special]).astype(np.float32))
+
+
+def _tells(result: Array) -> bool:
+    """Whether equal bits of a result say something: at least half of it is finite and not zero."""
+    return bool(2 * np.count_nonzero(np.isfinite(result) & (result != 0)) >= result.size)
 
 
 def _numbers(generator: np.random.Generator, count: int) -> Array:

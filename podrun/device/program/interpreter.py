@@ -255,10 +255,9 @@ class Interpreter:
             update = next(i.computation for i in self._lists[ipu][first:] if isinstance(i, Compute))
             return self._recorded(lambda frame, now: run_tail(), ipu, update)
         if (begun := self._fused_updates.get(place)) is not None:
-            return self._recorded(lambda frame, now: begun.reduce(), ipu, begun.computation)
+            return lambda frame, now: begun.reduce()
         if (ended := self._fused_updates.get(place - 1)) is not None:
-            compute = self._recorded(self._computes[ended.computation], ipu, ended.computation)
-            return lambda frame, now: None if ended.take_done() else compute(frame, now)
+            return self._recorded(lambda frame, now: ended.finish(), ipu, ended.computation)
         return None
 
     def _recorded(self, act: Action, ipu: int, name: str) -> Action:

@@ -134,9 +134,9 @@ class ProgramMemory:
 
     def scatter_by(
         self, arena: str, reduction: Reduction, make: Callable[[Sequence[Array]], Callable[[], object]]
-    ) -> Callable[[], None] | None:
-        """A prepared reduction of this machine's slice that is the caller's, as of `SharedMemoryGroup.scatter_by`; None
-        if the machines do not all share memory, or one reduces for all."""
+    ) -> tuple[Callable[[], None], Callable[[], None]] | None:
+        """The halves of a prepared reduction of this machine's slice that is the caller's, as of
+        `SharedMemoryGroup.scatter_by`; None if the machines do not all share memory, or one reduces for all."""
         if not isinstance(self._group, SharedMemoryGroup) or self.is_reduced_by_one([arena]):
             return None
         return self._group.scatter_by(arena, reduction, make)

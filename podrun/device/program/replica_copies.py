@@ -41,6 +41,10 @@ class ReplicaCopies:
         """The replicas of this machine that have copies of their own."""
         return frozenset(self._copies)
 
+    def may_hold(self, arena: str) -> bool:
+        """Whether replicas may have copies of their own of an arena."""
+        return arena in self._arenas
+
     def find(self, replica: int, member: Member) -> Array | None:
         """A variable in a replica's own copy, if it has one."""
         arenas = self._copies.get(replica, {})

@@ -59,6 +59,8 @@ if TYPE_CHECKING:
     from jax.export import Exported
     from jax.stages import Lowered
 
+    from podrun.device.xla.update_steps import UpdateSteps
+
 COMPILER_OPTIONS: dict[str, bool | int] = {
     "xla_cpu_multi_thread_eigen": False,
     "xla_allow_excess_precision": False,
@@ -93,6 +95,8 @@ class Piece:
     """Elements and dtype of each operand and then of each result."""
     placed: frozenset[int] = frozenset()
     """Positions of results that may be written to memory of the caller's (`matrix_products.ResultPlaces`)."""
+    fitting_steps: dict[Any, UpdateSteps | None] = field(default_factory=dict)
+    """What `fused_updates.fitting_steps` found for the piece's code, by gradient and results."""
 
     @property
     def is_shared(self) -> bool:

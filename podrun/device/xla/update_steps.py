@@ -47,6 +47,11 @@ class UpdateSteps:
     steps: tuple[UpdateStep, ...]
     results: tuple[int, ...]
 
+    @property
+    def arrays(self) -> int:
+        """The arrays that the C module holds for them, besides rows of gradients."""
+        return len(self.vectors) + len(self.scalars) + len(self.constants)
+
     def prepared(
         self, rows: Sequence[Array], *, mean: bool, operands: Mapping[int, Array], stores: Sequence[int]
     ) -> Any:
