@@ -236,7 +236,10 @@ def _hinted(nodes: Sequence[Node], step: ModelledStep) -> list[Node]:
         share, again = shares.get(node.kind), step.recomputed.get(node.label)
         if share is None and again is None:
             return node
-        return replace(node, hints=replace(node.hints, available_memory=share, recompute=again))
+        own = node.hints
+        share = own.available_memory if share is None else share
+        again = own.recompute if again is None else again
+        return replace(node, hints=replace(own, available_memory=share, recompute=again))
 
     return [hinted(node) for node in nodes]
 

@@ -15,6 +15,7 @@ from jax import lax
 from podrun.compiler.model_collectives import Combination, all_reduce
 from podrun.runtime.graph import Node
 from podrun.runtime.operators import Context
+from podrun.tensorflow.operators.contractions import around_channels
 from podrun.tensorflow.operators.ipu import neighbour_groups
 from podrun.tensorflow.operators.table import HANDLERS, Array, computes
 
@@ -87,7 +88,7 @@ def _batch_norm_gradient(
     """Gradients of the inputs, the scale and the offset, with the statistics that are given. In training those of the
     inputs are taken over the batches of ``replicas`` neighbours.
     """
-    axes, shape = ((0, 2, 3), (1, -1, 1, 1)) if node["data_format"] == "NCHW" else ((0, 1, 2), (1, 1, 1, -1))
+    axes, shape = around_channels(node, x.ndim)
     g, centred = gradient.astype(jnp.float32), x.astype(jnp.float32) - mean.reshape(shape)
     inverse = lax.rsqrt(variance + node["epsilon"])
     of_scale, of_offset = (g * centred).sum(axes) * inverse, g.sum(axes)

@@ -123,6 +123,13 @@ def _conv3(ctx: Context, node: Node, x: Array, w: Array) -> Array:
     )  # fmt: skip
 
 
+def around_channels(node: Node, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The axes of a node's inputs besides the channels, and the shape in which a row of channels meets the inputs."""
+    place = 1 if node["data_format"].startswith("NC") else rank - 1
+    axes = tuple(axis for axis in range(rank) if axis != place)
+    return axes, tuple(-1 if axis == place else 1 for axis in range(rank))
+
+
 @computes("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3",
           attributes="epsilon is_training data_format exponential_avg_factor replicas")  # fmt: skip
 def _batch_norm(
@@ -131,7 +138,7 @@ def _batch_norm(
     """Statistics in float32, in training over the batches of ``replicas`` neighbours; the running variance is the
     unbiased one. No gradient passes through the statistics that are results.
     """
-    axes, shape = ((0, 2, 3), (1, -1, 1, 1)) if node["data_format"] == "NCHW" else ((0, 1, 2), (1, 1, 1, -1))
+    axes, shape = around_channels(node, x.ndim)
     wide = x.astype(jnp.float32)
     if not node["is_training"]:
         y = (wide - mean.reshape(shape)) * (lax.rsqrt(variance + node["epsilon"]) * scale).reshape(

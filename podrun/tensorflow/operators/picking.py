@@ -23,20 +23,26 @@ def _gather(ctx: Context, node: Node, x: Array, indices: Array, axis: Array | No
         place = place if place >= 0 else place + x.ndim
 
         def one(row: Array, index: Array) -> Array:
-            return _taken(row, index, place - batch)
+            return _taken(jnp, row, index, place - batch)
 
         function = one
         for _ in range(batch):
             function = jax.vmap(function)
         return function(x, indices)
-    return np.take(x, indices, place) if ctx.xp is np else _taken(x, indices, place)
+    return _taken(ctx.xp, x, indices, place)
 
 
-def _taken(x: Array, indices: Array, axis: int) -> Array:
-    places = jnp.asarray(indices)
-    if jnp.issubdtype(places.dtype, jnp.signedinteger):
-        places = jnp.where(places < 0, jnp.asarray(x.shape[axis], places.dtype), places)
-    return jnp.take(x, places, axis=axis, mode="fill", fill_value=0)
+def _taken(xp: Array, x: Array, indices: Array, axis: int) -> Array:
+    """``xp``: NumPy for what is computed when the program is compiled, else JAX's."""
+    x, places = xp.asarray(x), xp.asarray(indices)
+    axis = axis if axis >= 0 else axis + x.ndim
+    inside = (places >= 0) & (places < x.shape[axis])
+    if not x.shape[axis]:
+        return xp.zeros((*x.shape[:axis], *places.shape, *x.shape[axis + 1 :]), x.dtype)
+    entries = xp.take(x, xp.where(inside, places, 0), axis=axis, mode="clip")
+    return xp.where(
+        inside.reshape(*places.shape, *(1,) * (x.ndim - axis - 1)), entries, xp.zeros((), x.dtype)
+    )
 
 
 @computes("GatherNd", attributes="bad_indices_policy")

@@ -1,7 +1,8 @@
 """The recurrent layers of the SDK, each one operator: `podrun.numerics.recurrence` over a whole sequence.
 
 Gates are in the order of Keras: an LSTM's input, forget, new memory, output; a GRU's update, reset, new state. Halves
-are multiplied as they are, with sums in float32, as on an IPU; all else is computed in float32.
+are multiplied as they are, with sums in float32, as on an IPU; all else, also halves with kernels of floats, is
+computed in float32.
 """
 
 from __future__ import annotations
@@ -74,33 +75,38 @@ def _recurrence(ctx: Context, node: Node, x: jax.Array, *rest: jax.Array) -> tup
     dtype = jnp.asarray(x).dtype
     lstm = node["cell"] == "lstm"
     entering, recurrent = (jnp.asarray(value) for value in rest[:2])
+    halves = all(value.dtype == jnp.float16 for value in (jnp.asarray(x), entering, recurrent))
+    if not halves:
+        entering, recurrent = _wide(entering), _wide(recurrent)
     bias, *others = [_wide(value) for value in rest[2:]]
     state = tuple(others[: 2 if lstm else 1])
     others = others[2 if lstm else 1 :]
     lengths = others.pop(0).astype(jnp.int32) if node["lengths"] else None
     attention = others.pop(0) if node["attention"] else None
-    cell, weights = _cell(node, dtype), _weights(node, entering, recurrent, bias)
+    cell, weights = _cell(node, halves), _weights(node, halves, entering, recurrent, bias)
     outputs, last = recurrence(cell, weights, Sequences(_wide(x), lengths, attention), state)
     return tuple(value.astype(dtype) for value in (outputs, *last))
 
 
-def _cell(node: Node, dtype: jnp.dtype) -> Cell:
-    """The cell of a layer, with Keras' order of gates."""
-    product = _sums_of_halves if dtype == jnp.float16 else rows_product
+def _cell(node: Node, halves: bool) -> Cell:
+    """The cell of a layer, with Keras' order of gates. ``halves``: whether inputs and kernels are."""
+    product = _sums_of_halves if halves else rows_product
     new, gate = _activation(node["activation"]), _activation(node["recurrent_activation"])
     if node["cell"] == "lstm":
-        product = _sums_by_columns if dtype == jnp.float16 else rows_product
+        product = _sums_by_columns if halves else rows_product
         return Cell("lstm", "ifno", (gate, new, new), product=product)
     return Cell("gru", "zrn", (gate, new), reset_after=node["reset_after"], product=product)
 
 
-def _weights(node: Node, entering: jax.Array, recurrent: jax.Array, bias: jax.Array) -> CellWeights:
+def _weights(
+    node: Node, halves: bool, entering: jax.Array, recurrent: jax.Array, bias: jax.Array
+) -> CellWeights:
     """Kernels whose rows are gates, as the recurrence takes them; Keras' columns are gates.
 
     A GRU that resets after its product has two biases, ``[2, g*h]``: the second one is added to the product of the
     state, so that the reset gate multiplies it too. Layers of version 1 have a row for each gate, ``[g, h]``.
     """
-    if node["cell"] == "lstm" and entering.dtype == jnp.float16:  # As `_sums_by_columns` takes them.
+    if node["cell"] == "lstm" and halves:  # As `_sums_by_columns` takes them.
         return CellWeights(entering, recurrent, (bias.reshape(-1),))
     if node["cell"] == "gru" and node["reset_after"]:
         return CellWeights(entering.T, recurrent.T, (bias[0],), bias[1])

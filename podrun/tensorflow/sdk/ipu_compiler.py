@@ -21,9 +21,15 @@ from podrun.tensorflow.execution.launching import launch_program
 from podrun.tensorflow.execution.placed_devices import OWN_DEVICE, placed_inside, placed_ordinal
 from podrun.tensorflow.execution.program_parts import program_of
 
+_NOT_PLACED = (
+    "The computation was not placed on an IPU device: use `with ipu.scopes.ipu_scope('/device:IPU:0')`."
+)
+
 
 def compile(computation: Callable[..., Any], inputs: Any = None) -> Any:
     """Trace ``computation`` once, and return its results: a list of tensors, or an operation that runs it."""
+    if tf.executing_eagerly():
+        raise Exception(_NOT_PLACED)  # noqa: TRY002 - the SDK's class and words
     outer = tf.compat.v1.get_default_graph()
     # Otherwise variables of a default graph that no scope opened would be eager ones.
     with outer.as_default(), _resource_variables():
@@ -59,9 +65,7 @@ def _compiled(outer: tf.Graph, computation: Callable[..., Any], inputs: Any) -> 
     if ordinal is None and any(
         o.type not in ("NoOp", "Placeholder", "Const") for o in graph.get_operations()
     ):
-        raise Exception(  # noqa: TRY002 - the SDK's class and words
-            "The computation was not placed on an IPU device: use `with ipu.scopes.ipu_scope('/device:IPU:0')`."
-        )
+        raise Exception(_NOT_PLACED)  # noqa: TRY002 - the SDK's class and words
     check_host_free(graph)
     if not tensors and not effects:
         return tf.no_op()
