@@ -248,6 +248,33 @@ def test_what_describes_no_update_is_refused(
         native.update(arrays[0], False, arrays[1], arrays[2], steps, stores)
 
 
+def test_empty_rows_fit_no_other_array() -> None:
+    """The size of rows without numbers is a size like others: the update would read behind them."""
+    empty = np.zeros(0, F32)
+    native.run_update(native.update([empty], False, [empty], [], [], [(0, 0)]))
+    with pytest.raises(ValueError, match="differ in size"):
+        native.update([empty], False, [np.zeros(4, F32)], [], [], [(0, 0)])
+
+
+@pytest.mark.parametrize(
+    ("kind", "steps", "stores", "error"),
+    [
+        (np.float64, [], [(0, 0)], ValueError),
+        (np.int32, [], [(0, 0)], ValueError),
+        (F32, [[0, 2, 0, 1, 0]], [], TypeError),
+        (F32, [], [[0, 0]], TypeError),
+        (F32, [3], [], TypeError),
+    ],
+)
+def test_other_types_are_refused(kind: Any, steps: Any, stores: Any, error: type[Exception]) -> None:
+    arrays = [np.zeros(4, kind)]
+    with pytest.raises(error, match="of an update are"):
+        native.update(arrays, False, [np.zeros(4, F32)], [], steps, stores)
+    if kind is not F32:
+        with pytest.raises(error, match="of an update are"):
+            native.update([np.zeros(4, F32)], False, [np.zeros(4, kind)], [], steps, stores)
+
+
 INTERPRETER_INIT = Interpreter.__init__
 AROUND = Compute("step"), ReduceScatter("gradients"), Compute("update")
 

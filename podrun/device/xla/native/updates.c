@@ -176,19 +176,23 @@ release(PyObject *capsule)
     PyMem_Free(u);
 }
 
-/* The memory of the arrays in a list, of one size in bytes (0: of any, which becomes it). How many there are, or -1. */
+/* The memory of the arrays of float32 in a list, of one size in bytes (-1: of any, which becomes it). How many there are,
+   or -1. */
 static int64_t
 hold(Update *u, PyObject *list, int64_t most, Py_ssize_t *bytes, int writable, float **memory)
 {
     const int64_t count = PyList_GET_SIZE(list);
+    const int flags = PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | (writable ? PyBUF_WRITABLE : 0);
     if (count > most || u->held + count > MOST_VIEWS)
         return PyErr_Format(PyExc_ValueError, "too many arrays for an update"), -1;
     for (int64_t i = 0; i < count; i++) {
         Py_buffer *view = &u->views[u->held];
-        if (PyObject_GetBuffer(PyList_GET_ITEM(list, i), view, PyBUF_C_CONTIGUOUS | (writable ? PyBUF_WRITABLE : 0)))
+        if (PyObject_GetBuffer(PyList_GET_ITEM(list, i), view, flags))
             return -1;
         u->held++;
-        if (!*bytes)
+        if (!view->format || strcmp(view->format, "f"))
+            return PyErr_Format(PyExc_ValueError, "arrays of an update are of float32"), -1;
+        if (*bytes < 0)
             *bytes = view->len;
         if (view->len != *bytes || view->len % (Py_ssize_t)sizeof(float))
             return PyErr_Format(PyExc_ValueError, "arrays of an update differ in size"), -1;
@@ -197,11 +201,23 @@ hold(Update *u, PyObject *list, int64_t most, Py_ssize_t *bytes, int writable, f
     return count;
 }
 
+/* Whether all members of a list are tuples. */
+static int
+are_tuples(PyObject *list)
+{
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); i++)
+        if (!PyTuple_Check(PyList_GET_ITEM(list, i)))
+            return PyErr_Format(PyExc_TypeError, "steps and stores of an update are tuples"), 0;
+    return 1;
+}
+
 /* Steps of five numbers each, and stores of two. */
 static int
 decode(Update *u, PyObject *steps, PyObject *stores)
 {
     const int64_t first = 1 + u->vectors + u->scalars;
+    if (!are_tuples(steps) || !are_tuples(stores))
+        return -1;
     u->steps = PyList_GET_SIZE(steps), u->stores = PyList_GET_SIZE(stores);
     int fits = first <= MOST_REGISTERS && u->steps <= MOST_STEPS && u->stores <= MOST_REGISTERS;
     for (int64_t i = 0; fits && i < u->steps; i++) {
@@ -236,7 +252,7 @@ update(PyObject *module, PyObject *args)
         PyMem_Free(u);
         return NULL;
     }
-    Py_ssize_t bytes = 0, one = sizeof(float);
+    Py_ssize_t bytes = -1, one = sizeof(float);
     u->mean = mean;
     if ((u->rows = hold(u, rows, MOST_VIEWS, &bytes, 0, (float **)u->row)) > 0 &&
         (u->vectors = hold(u, vectors, MOST_REGISTERS, &bytes, 1, u->vector)) >= 0 &&
