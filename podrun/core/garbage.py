@@ -66,7 +66,9 @@ class _FewerCollections:
         with self._lock:
             self._count -= 1
             if not self._count:
-                gc.set_threshold(*self._before)
+                now = gc.get_threshold()
+                if now[2] == _NEVER:  # Else the program has chosen another one meanwhile, which stays.
+                    gc.set_threshold(*now[:2], self._before[2])
 
 
 _fewer_collections = _FewerCollections()

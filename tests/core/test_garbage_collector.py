@@ -46,3 +46,17 @@ def test_full_collections_come_back_after_an_error() -> None:
     with pytest.raises(KeyError):
         _fail_without_full_collections(before)
     assert gc.get_threshold() == before
+
+
+@pytest.mark.parametrize(("chosen", "after"), [((500, 7, 8), (500, 7, 8)), ((500, 7), (500, 7, 11))])
+def test_thresholds_that_a_program_sets_meanwhile_stay(
+    chosen: tuple[int, ...], after: tuple[int, ...]
+) -> None:
+    before = gc.get_threshold()
+    try:
+        gc.set_threshold(700, 10, 11)
+        with without_full_collections():
+            gc.set_threshold(*chosen)
+        assert gc.get_threshold() == after
+    finally:
+        gc.set_threshold(*before)
