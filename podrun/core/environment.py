@@ -22,6 +22,7 @@ TLS_VARIABLES = ("PODRUN_TLS_CERT", "PODRUN_TLS_KEY", "PODRUN_TLS_CA")
 PODRUN_CHECK_REPLICAS = "PODRUN_CHECK_REPLICAS"
 PODRUN_COMMAND = "PODRUN_COMMAND"
 PODRUN_CONVOLUTIONS = "PODRUN_CONVOLUTIONS"
+PODRUN_DEFAULTS = "PODRUN_DEFAULTS"
 PODRUN_FAULTS = "PODRUN_FAULTS"
 PODRUN_FIRST_IPU = "PODRUN_FIRST_IPU"
 PODRUN_HOST_COLLECTIVES = "PODRUN_HOST_COLLECTIVES"
@@ -69,6 +70,7 @@ VARIABLES: Mapping[str, str] = {
     PODRUN_CHECK_REPLICAS: "After how many batches replicas compare weights; `podrun --check-replicas` sets it.",
     PODRUN_COMMAND: "Set by `podrun profile`: the command, which reports show.",
     PODRUN_CONVOLUTIONS: "`xla` computes convolutions and products with XLA alone, slower, instead of oneDNN.",
+    PODRUN_DEFAULTS: "Set by podrun: variables of libraries that it set, with values, for processes that it starts.",
     "PODRUN_CUSTOM_OPS": "Python files, separated by colons, that register operators of your own.",
     PODRUN_FAULTS: "Faults of the emulated machines of a script that runs without `podrun`, as `--fault` takes them.",
     PODRUN_FIRST_IPU: "Set by `podrun`: the first IPU of the launch in a partition that it shares with others.",
@@ -171,19 +173,22 @@ def pass_on(name: str, value: str) -> None:
     os.environ[name] = value
 
 
-_set_by_podrun: set[str] = set()
-
-
 def set_default(name: str, value: str) -> None:
     """Set a variable that the user did not set, for the rest of this process and the processes that it starts."""
     if name not in os.environ:
         os.environ[name] = value
-        _set_by_podrun.add(name)
+        os.environ[PODRUN_DEFAULTS] = ";".join([*_defaults(), f"{name}={value}"])
 
 
 def chosen_by_user(name: str) -> str | None:
-    """A variable's value unless `set_default` gave it."""
-    return None if name in _set_by_podrun else os.environ.get(name)
+    """A variable's value unless `set_default` gave it, in this process or one that started it."""
+    value = os.environ.get(name)
+    return None if f"{name}={value}" in _defaults() else value
+
+
+def _defaults() -> list[str]:
+    """What `set_default` set, as ``NAME=VALUE``."""
+    return [entry for entry in os.environ.get(PODRUN_DEFAULTS, "").split(";") if entry]
 
 
 def podrun_cache_directory(environ: Mapping[str, str]) -> Path | None:

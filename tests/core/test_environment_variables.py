@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import re
 from collections import defaultdict
@@ -11,7 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from podrun.core.environment import VARIABLES, environment, podrun_cache_directory
+from podrun.core.environment import (
+    PODRUN_DEFAULTS,
+    VARIABLES,
+    chosen_by_user,
+    environment,
+    podrun_cache_directory,
+    set_default,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME = r"(?:PODRUN|POPDIST|IPUOF|IPU_APP|POPART|POPXL|POPLAR|XDG|VIPU_CLI)_[A-Z_]*[A-Z]"
@@ -81,3 +89,33 @@ def test_caches_have_one_place_and_never_a_shared_one(
     variables: dict[str, str], expected: str | None
 ) -> None:
     assert podrun_cache_directory(variables) == (expected and Path(expected))
+
+
+def test_a_default_is_not_the_users_choice_until_the_user_changes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PODRUN_DEFAULTS, "")
+    for name in ("SOME_LEVEL", "OTHER_LEVEL"):
+        monkeypatch.setenv(name, "")  # Puts back what is there now.
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("THIRD_LEVEL", "3")
+    for name in ("SOME_LEVEL", "OTHER_LEVEL", "THIRD_LEVEL"):
+        set_default(name, "2")
+    assert [chosen_by_user(n) for n in ("SOME_LEVEL", "OTHER_LEVEL", "THIRD_LEVEL")] == [None, None, "3"]
+    monkeypatch.setenv("SOME_LEVEL", "0")
+    assert chosen_by_user("SOME_LEVEL") == "0"
+    monkeypatch.delenv("OTHER_LEVEL")
+    assert chosen_by_user("OTHER_LEVEL") is None
+
+
+def test_a_process_knows_which_variables_its_parent_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child has nothing but the environment."""
+    monkeypatch.setenv("SOME_LEVEL", "")
+    monkeypatch.delenv("SOME_LEVEL")
+    monkeypatch.setenv(PODRUN_DEFAULTS, "")
+    set_default("SOME_LEVEL", "2")
+    spec = importlib.util.find_spec("podrun.core.environment")
+    assert spec is not None
+    assert spec.loader is not None
+    childs = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(childs)
+    childs.set_default("SOME_LEVEL", "2")
+    assert childs.chosen_by_user("SOME_LEVEL") is None
