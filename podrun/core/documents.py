@@ -11,6 +11,7 @@ within bounds.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
@@ -138,6 +139,23 @@ def write_whole(data: bytes, path: str | os.PathLike[str]) -> None:
         os.replace(draft, target)
     except BaseException:
         Path(draft).unlink(missing_ok=True)
+        raise
+
+
+def write_together(directory: Path, texts: Mapping[str, str]) -> None:
+    """Write files by name so that a reader sees each of them whole, and none is left of those that cannot all be
+    written. Raises OSError.
+    """
+    drafts = {name: directory / f".{name}.part" for name in texts}
+    try:
+        for name, draft in drafts.items():
+            draft.write_text(texts[name], encoding="utf-8")
+        for name, draft in drafts.items():
+            draft.replace(directory / name)
+    except OSError:
+        for draft in drafts.values():
+            with contextlib.suppress(OSError):
+                draft.unlink(missing_ok=True)
         raise
 
 

@@ -11,7 +11,6 @@ which program and command it is of, and when. Same profile and origin, same byte
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
@@ -25,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import podrun
-from podrun.core.documents import parse_json, read_bytes
+from podrun.core.documents import parse_json, read_bytes, write_together
 from podrun.core.environment import PODRUN_COMMAND
 from podrun.core.errors import ConfigError, NotFoundError
 from podrun.core.executable import Executable
@@ -63,6 +62,11 @@ def profile_to_json(profile: Profile, origin: ReportOrigin | None = None) -> str
     if origin is not None:
         content["origin"] = dataclasses.asdict(origin)
     content["profile"] = dataclasses.asdict(profile)
+    return document_text(content)
+
+
+def document_text(content: Mapping[str, Any]) -> str:
+    """A document as reports hold it."""
     return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
 
@@ -184,13 +188,15 @@ def write_report(
     trace: bool = True,
     other: Profile | None = None,
     origin: ReportOrigin | None = None,
+    document: str | None = None,
 ) -> Path:
     """Write the files; returns the path of ``profile.pop``. ``other``: what page and summary compare with.
+    ``document``: `profile_to_json` of the profile and its origin, if the caller has it.
 
     Raises:
         ConfigError: the directory cannot be written.
     """
-    document = profile_to_json(profile, origin)
+    document = document or profile_to_json(profile, origin)
     texts = {
         DOCUMENT: document,
         ARCHIVE: document,
@@ -201,14 +207,8 @@ def write_report(
         texts[TRACE] = to_trace(profile)
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        for name, content in texts.items():
-            (directory / f".{name}.part").write_text(content, encoding="utf-8")
-        for name in texts:
-            (directory / f".{name}.part").replace(directory / name)
+        write_together(directory, texts)
     except OSError as error:
-        for name in texts:  # All files or none.
-            with contextlib.suppress(OSError):
-                (directory / f".{name}.part").unlink(missing_ok=True)
         raise ConfigError(
             f"the report cannot be written to {directory}: {error.strerror}",
             hint="Name another directory with autoReport.directory (or podrun profile --report-directory DIR).",

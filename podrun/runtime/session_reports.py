@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import sys
 from collections.abc import Sequence
@@ -10,9 +11,18 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
+from podrun.core.documents import write_together
 from podrun.core.errors import UsageError
 from podrun.costmodel.cost import bounds_of, check_planned, check_report_fits
-from podrun.report.document import ARCHIVE, DOCUMENT, origin_of_process, profile_of, write_report
+from podrun.report.document import (
+    ARCHIVE,
+    DOCUMENT,
+    document_text,
+    origin_of_process,
+    profile_of,
+    profile_to_json,
+    write_report,
+)
 from podrun.report.engine_options import EngineOptions, engine_options
 from podrun.report.model import Profile
 from podrun.report.text import summary
@@ -37,6 +47,8 @@ class SessionReports:
         self._run_names: list[str] = []
         self._written: Path | None = None
         """The report's file."""
+        self._digest = b""
+        """Of the document in it."""
         self.cycles: int | None = None
         """Modelled cycles of the last run."""
 
@@ -62,7 +74,7 @@ class SessionReports:
             return
         self._run_names.append(self._name)
         if len(self._run_names) > 1:  # A report shows one run when it is written.
-            _show_runs(self._written.parent, self._run_names)
+            self._digest = _show_runs(self._written.parent, self._run_names, self._digest)
 
     def cycle_count(self, id: str) -> int:
         """Modelled cycles of the last run. UsageError for a counter that the program does not have."""
@@ -115,21 +127,32 @@ class SessionReports:
             now = datetime.now().astimezone()
             origin = origin_of_process(ours(), sys.orig_argv, now)
             profile = profile_of(executable)
-            written = write_report(profile, folder, trace=settings.execution_profile, origin=origin)
-            path = str(written)
-            self._written = written
+            document = profile_to_json(profile, origin)
+            self._written = write_report(
+                profile, folder, trace=settings.execution_profile, origin=origin, document=document
+            )
+            path, self._digest = str(self._written), _digest_of(document.encode())
         if settings.strict:
             check_planned(bounds_of(executable.tile_report))
         if not settings.allow_out_of_memory:
             check_report_fits(executable.tile_report, profile_path=path)
 
 
-def _show_runs(folder: Path, names: Sequence[str]) -> None:
-    """Let the report in a folder show these runs. One that is gone stays so."""
-    with contextlib.suppress(OSError, ValueError):
-        document = json.loads((folder / ARCHIVE).read_text(encoding="utf-8"))
-        document["profile"]["run_names"] = list(names)
-        text = json.dumps(document, indent=1, ensure_ascii=False) + "\n"
-        for name in (DOCUMENT, ARCHIVE):
-            (folder / f".{name}.part").write_text(text, encoding="utf-8")
-            (folder / f".{name}.part").replace(folder / name)
+def _show_runs(folder: Path, names: Sequence[str], written: bytes) -> bytes:
+    """Let the report in a folder show these runs; the digest of its document. ``written``: the digest so far. What
+    something else has written there since, such as another session of the same name, stays as it is, and a report that
+    is gone stays so.
+    """
+    with contextlib.suppress(OSError):
+        data = (folder / ARCHIVE).read_bytes()
+        if _digest_of(data) == written and (folder / DOCUMENT).read_bytes() == data:
+            document = json.loads(data)
+            document["profile"]["run_names"] = list(names)
+            text = document_text(document)
+            write_together(folder, {DOCUMENT: text, ARCHIVE: text})
+            return _digest_of(text.encode())
+    return written
+
+
+def _digest_of(document: bytes) -> bytes:
+    return hashlib.sha256(document).digest()
