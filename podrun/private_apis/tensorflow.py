@@ -43,6 +43,7 @@ REQUIRED: dict[str, str] = {
     "client.session.BaseSession.run": "tells which session a program runs in, and raises its own errors",
     "client.session._FetchHandler": "tells what a session's run fetches",
     "autograph.impl.api.tf_convert": "turns loops of Python into loops of a graph",
+    "grappler.tf_optimizer.OptimizeGraph": "puts functions that a SavedModel calls in the place of their calls",
 }
 
 

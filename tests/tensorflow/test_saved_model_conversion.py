@@ -231,3 +231,107 @@ def test_what_cannot_be_converted_is_refused() -> None:
         IpuGraphConverter()
     with pytest.raises(ValueError, match="is not readable"):
         params().load_from_json_file("/nowhere/at/all.json")
+
+
+def saved_by_version_2(
+    folder: Path, dtype: Any = np.float32, *, loop: bool = False
+) -> tuple[Any, np.ndarray]:
+    """A model of `tf.saved_model.save`, whose signature calls a function that calls another; its output for `X`."""
+    import tensorflow as tf
+
+    class Saved(tf.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weights = tf.Variable(np.eye(4, dtype=dtype) * 2 + 1)
+
+        @tf.function
+        def inner(self, x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            product = tf.matmul(self.weights, x, name="product")
+            return tuple(tf.identity_n([product, x]))
+
+        @tf.function(input_signature=[tf.TensorSpec([4, 4], dtype, "x")])
+        def call(self, x: tf.Tensor) -> dict[str, tf.Tensor]:
+            if loop:
+                return {"y": tf.while_loop(lambda y: tf.reduce_sum(y) < 1, lambda y: [y + 1], [x])[0]}
+            product, same = self.inner(x)
+            return {"y": tf.add(product, same, "total")}
+
+    module = Saved()
+    tf.saved_model.save(module, str(folder), signatures=module.call)
+    return np.asarray(module.call(tf.constant(X.astype(dtype)))["y"])
+
+
+def test_models_of_version_2_are_converted_inside_their_functions(tmp_path: Path) -> None:
+    import tensorflow as tf
+
+    from podrun.tensorflow.sdk.saved_model_conversion import create_inference_graph
+
+    expected = saved_by_version_2(tmp_path / "source")
+    half = tf.float16.as_datatype_enum
+    options = {"precision_mode": "FP16", "excluded_nodes": ["total"], "num_ipus": 2}
+    graph_def = create_inference_graph(
+        1, str(tmp_path / "source"), ["serve"], output_saved_model_dir=str(tmp_path / "halves"),
+        manual_sharding=[["nothing"], ["product"]], **options,
+    )  # fmt: skip
+    product = next(node for node in graph_def.node if node.op == "MatMul")
+    assert product.attr["T"].type == half
+    assert product.attr["_XlaSharding"].s[-1] == 1
+    assert list(next(n for n in graph_def.node if n.op == "IdentityN").attr["T"].list.type) == [half, half]
+    assert next(node for node in graph_def.node if node.name.endswith("total")).device == ""
+    casts = [node.input[0] for node in graph_def.node if node.op == "Cast"]
+    assert (len(casts), casts[0]) == (2, "serving_default_x")  # None behind the weights.
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        tf.graph_util.import_graph_def(graph_def, name="")
+        fetched = nodes_of(tmp_path / "halves")
+        assert fetched.keys() == {node.name for node in graph_def.node}
+        result = session.run("StatefulPartitionedCall:0", {"serving_default_x:0": X})
+    assert result.dtype == np.float32
+    np.testing.assert_allclose(result, expected, rtol=4e-3, atol=4e-3)
+
+
+def test_integers_of_version_2_become_narrow_in_the_signature_too(tmp_path: Path) -> None:
+    import tensorflow as tf
+
+    from podrun.tensorflow.sdk.saved_model_conversion import create_inference_graph
+
+    expected = saved_by_version_2(tmp_path / "source", np.int64)
+    create_inference_graph(
+        1, str(tmp_path / "source"), ["serve"], output_saved_model_dir=str(tmp_path / "narrow"),
+        int64_to_int32_conversion=True,
+    )  # fmt: skip
+    nodes = nodes_of(tmp_path / "narrow").values()
+    wide = tf.int64.as_datatype_enum
+    assert not any(wide in (a.type, *a.list.type) for n in nodes for a in n.attr.values())
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        loaded = tf.compat.v1.saved_model.load(session, ["serve"], str(tmp_path / "narrow"))
+        signature = loaded.signature_def["serving_default"]
+        ends = signature.inputs["x"], signature.outputs["y"]
+        assert [end.dtype for end in ends] == [tf.int32.as_datatype_enum] * 2
+        result = session.run(ends[1].name, {ends[0].name: X.astype(np.int32)})
+    np.testing.assert_array_equal(result, expected)
+
+
+def test_types_in_loops_are_refused_by_name(tmp_path: Path) -> None:
+    from podrun.tensorflow.sdk.saved_model_conversion import create_inference_graph
+
+    saved_by_version_2(tmp_path / "source", loop=True)
+    with pytest.raises(
+        NotImplementedError, match=r"precision_mode does not reach .*While\) calls: convert without it"
+    ):
+        create_inference_graph(1, str(tmp_path / "source"), ["serve"], precision_mode="FP16")
+    create_inference_graph(1, str(tmp_path / "source"), ["serve"])
+
+
+def test_operations_with_wide_results_alone_are_cast(model: Callable[..., Any]) -> None:
+    import tensorflow as tf
+
+    from podrun.tensorflow.sdk.conversion_params import IpuConversionParams
+    from podrun.tensorflow.sdk.graph_converters import Int64Conversion
+
+    made = model(lambda x: tf.add(tf.where(x > 0), tf.constant(7, tf.int64), "places"))
+    expected = computed(made.graph_def, "places:0")
+    params = IpuConversionParams(int64_to_int32_conversion=True)
+    graph_def, _ = Int64Conversion(params).apply(made.graph_def, made.signature_def)
+    narrow = computed(graph_def, "places:0")
+    assert (narrow.dtype, expected.dtype) == (np.int32, np.int64)
+    np.testing.assert_array_equal(narrow, expected)

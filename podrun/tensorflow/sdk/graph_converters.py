@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import tensorflow as tf
 
-from podrun.private_apis.tensorflow import private_module
 from podrun.tensorflow.sdk.conversion_params import (
     IpuConversionParams,
     check_embedded_runtime,
     check_gelu_replacement,
     check_sharding,
 )
+from podrun.tensorflow.sdk.node_types import change_types, refuse_calls, tensor_types, with_casts
 from podrun.tensorflow.sdk.shard_ops import SHARDING
 
 if TYPE_CHECKING:
@@ -154,23 +154,19 @@ class Int64Conversion(GraphChange):
         self.int64_to_int32_conversion = param.int64_to_int32_conversion
 
     def apply(self, graph_def: GraphDef, signature_def: SignatureDef) -> Converted:
-        """The graph with narrow integers. OverflowError for a constant that does not fit."""
-        for node in graph_def.node if self.int64_to_int32_conversion else ():
-            _change_types(node, {_INT64}, _INT32)
-        return graph_def, signature_def
-
-
-def _change_types(node: NodeDef, old: set[int], new: int) -> None:
-    """Let a node compute another type: its attributes, and its constant."""
-    for name, value in node.attr.items():
-        if value.type in old and not name.startswith("_"):
-            value.type = new
-        elif value.HasField("tensor") and value.tensor.dtype in old:
-            array = tf.make_ndarray(value.tensor)
-            narrow = array.astype(tf.as_dtype(new).as_numpy_dtype)
-            if array.dtype.kind == "i" and (narrow != array).any():
-                raise OverflowError(f"the constant {node.name} has integers that 32 bits cannot hold")
-            value.tensor.CopyFrom(tf.make_tensor_proto(narrow))
+        """The graph with narrow integers. OverflowError for a constant that does not fit; NotImplementedError for a
+        graph that calls functions.
+        """
+        if not self.int64_to_int32_conversion:
+            return graph_def, signature_def
+        refuse_calls(graph_def, "int64_to_int32_conversion")
+        for node in graph_def.node:
+            change_types(node, {_INT64}, _INT32)
+        changed = copy.deepcopy(signature_def)
+        for end in (*changed.inputs.values(), *changed.outputs.values()):
+            if end.dtype == _INT64:
+                end.dtype = _INT32
+        return with_casts(graph_def, {_INT32, _INT64}), changed
 
 
 class PrecisionConversion(GraphChange):
@@ -183,52 +179,19 @@ class PrecisionConversion(GraphChange):
         self._mode, self._excluded = param.precision_mode, list(excluded or [])
 
     def apply(self, graph_def: GraphDef, signature_def: SignatureDef) -> Converted:
-        """The graph in the precision. KeyError for one that is not known."""
+        """The graph in the precision. KeyError for one that is not known; NotImplementedError for a graph that calls
+        functions.
+        """
         if not self._mode:
             return graph_def, signature_def
+        refuse_calls(graph_def, "precision_mode")
         ends = [*signature_def.inputs.values(), *signature_def.outputs.values()]
         kept = {node_name_from_tensor_name(end.name) for end in ends if end.name}
         new = str_to_dtype(self._mode)
         for node in graph_def.node:
             if node.name not in kept and not _matches(node.name, self._excluded):
-                _change_types(node, {_HALF, _FLOAT}, new)
-        return self._with_casts(graph_def), signature_def
-
-    def _with_casts(self, graph_def: GraphDef) -> GraphDef:
-        result = type(graph_def)()
-        result.versions.CopyFrom(graph_def.versions)
-        result.library.CopyFrom(graph_def.library)
-        made_by = {node.name: _tensor_types(node, "output_arg") for node in graph_def.node}
-        for node in graph_def.node:
-            changed = copy.deepcopy(node)
-            for place, (name, wanted) in enumerate(
-                zip(node.input, _tensor_types(node, "input_arg"), strict=False)
-            ):
-                source, _, output = name.partition(":")
-                types = made_by.get(source, [])
-                number = int(output or 0)
-                actual = types[number] if number < len(types) else None
-                if {actual, wanted} == {_HALF, _FLOAT}:
-                    cast = result.node.add(
-                        name=f"{node.name}/CastInsertion_{place}", op="Cast", device=node.device, input=[name]
-                    )
-                    cast.attr["SrcT"].type, cast.attr["DstT"].type = actual, wanted
-                    changed.input[place] = cast.name
-            result.node.append(changed)
-        return result
-
-
-def _tensor_types(node: NodeDef, side: str) -> list[int | None]:
-    """The types of a node's inputs or outputs, as its operation declares them."""
-    declared = private_module("framework.op_def_registry").get(node.op)
-    types: list[int | None] = []
-    for argument in getattr(declared, side, ()):
-        if argument.type_list_attr:
-            types.extend(node.attr[argument.type_list_attr].list.type)
-        else:
-            kind = node.attr[argument.type_attr].type if argument.type_attr else argument.type
-            types.extend([kind] * (node.attr[argument.number_attr].i if argument.number_attr else 1))
-    return types
+                change_types(node, {_HALF, _FLOAT}, new)
+        return with_casts(graph_def, {_HALF, _FLOAT}), signature_def
 
 
 class GeluReplacement(GraphChange):
@@ -261,7 +224,7 @@ class GeluReplacement(GraphChange):
                     if source is not None:
                         changed.input[place] = f"{source}/{GELU}"
             if _matches(node.name, before):
-                kind = next((t for t in _tensor_types(node, "output_arg") if t), None)
+                kind = next((t for t in tensor_types(node, "output_arg") if t), None)
                 if kind is None:
                     raise ValueError(f"{node.name}/{GELU} can not get type from {node.name}.")
                 kinds.add(kind)

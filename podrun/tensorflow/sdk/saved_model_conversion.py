@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from podrun.private_apis.tensorflow import private_module
+from podrun.private_apis.tensorflow import private_module, symbol
 from podrun.tensorflow.sdk.config import IPUConfig
 from podrun.tensorflow.sdk.conversion_params import IpuConversionParams, check_conversion_params
 from podrun.tensorflow.sdk.graph_converters import ConverterPipeline
@@ -83,7 +83,8 @@ class IpuGraphConverter:
         outputs = meta_graph.signature_def[self._key].outputs.values()
         names = [tensor.name.split(":")[0] for tensor in outputs]
         graph_def = session.graph.as_graph_def(add_shapes=True)
-        return tf.compat.v1.graph_util.convert_variables_to_constants(session, graph_def, names)
+        frozen = tf.compat.v1.graph_util.convert_variables_to_constants(session, graph_def, names)
+        return without_calls(frozen, names)
 
     def save(self, output_saved_model_dir: str) -> None:
         """Write the converted graph as a SavedModel, with ``conversion_params.json`` and ``ipu_cfg.json`` beside it."""
@@ -107,6 +108,33 @@ class IpuGraphConverter:
         Path(output_saved_model_dir, "ipu_cfg.json").write_text(
             _config(_memory_options(self._params)).to_json(), encoding="utf-8"
         )
+
+
+def without_calls(graph_def: GraphDef, outputs: Sequence[str]) -> GraphDef:
+    """The graph with the functions that it calls in the place of their calls, as models of TensorFlow 2 have them: the
+    converters see the nodes of a graph. Functions of branches and loops stay.
+    """
+    if not graph_def.library.function:
+        return graph_def
+    with tf.Graph().as_default() as graph:
+        tf.graph_util.import_graph_def(graph_def, name="")
+        meta_graph = tf.compat.v1.train.export_meta_graph(graph=graph, graph_def=graph_def)
+    meta_graph.collection_def["train_op"].node_list.value.extend(outputs)
+    for nodes in (meta_graph.graph_def.node, *(f.node_def for f in meta_graph.graph_def.library.function)):
+        for node in nodes:
+            if node.op in _BRANCHES_AND_LOOPS:
+                node.attr["_lower_using_switch_merge"].b = False
+    config = tf.compat.v1.ConfigProto()
+    rewriting = config.graph_options.rewrite_options
+    rewriting.min_graph_nodes = -1  # Small graphs as well.
+    rewriting.optimizers.append("function")
+    inlined: GraphDef = symbol("grappler.tf_optimizer.OptimizeGraph")(config, meta_graph)
+    for node in inlined.node:
+        node.attr.pop("_class", None)  # Beside its reader in a function, wherever that is placed.
+    return inlined
+
+
+_BRANCHES_AND_LOOPS = ("If", "StatelessIf", "Case", "StatelessCase", "While", "StatelessWhile")
 
 
 def _memory_options(params: IpuConversionParams) -> dict[str, Any]:
