@@ -145,3 +145,41 @@ def test_scopes_make_a_subclass_a_pipeline(one_ipu: None) -> None:
     partly.compile("sgd", "mse", steps_per_execution=2)
     with pytest.raises(ValueError, match=r"However, dense.* has not been assigned to one"):
         partly.predict(POINTS, batch_size=4, verbose=0)
+
+
+@pytest.mark.parametrize("structure", ["single", "list", "tuple", "dict", "embedding"])
+def test_subclasses_built_with_shapes_alone_are_saved(one_ipu: None, tmp_path: Path, structure: str) -> None:
+    import tensorflow as tf
+    import tf_keras
+
+    class Built(tf_keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            embedded = structure == "embedding"
+            self.first = tf_keras.layers.Embedding(5, 3) if embedded else tf_keras.layers.Dense(3)
+
+        def call(self, inputs: object) -> tf.Tensor:
+            parts = tf.nest.flatten(inputs)
+            return self.first(parts[0] + parts[-1])
+
+    model, shape = Built(), (2, 4)
+    shapes = {"list": [shape] * 2, "tuple": (shape, shape), "dict": {"a": shape, "b": shape}}
+    if structure == "tuple":
+        model.call(tuple(tf.zeros(part) for part in shapes["tuple"]))
+        model.built, model._build_input_shape = True, shapes["tuple"]
+    else:
+        model.build(shapes.get(structure, shape))
+    assert not model._is_pipelined()
+    model.get_pipeline_stage_assignment()
+    if structure == "embedding":  # Its indices may be of any type.
+        with pytest.raises(ValueError, match="cannot be saved"):
+            model.save(str(tmp_path / "model"))
+        model(tf.zeros(shape, tf.int32))
+    model.save(str(tmp_path / "model"))
+    loaded = tf.saved_model.load(str(tmp_path / "model"))
+    specs = tf.nest.flatten(loaded.signatures["serving_default"].structured_input_signature)
+    kind = tf.int32 if structure == "embedding" else tf.float32
+    assert [spec.dtype for spec in specs] == [kind] * (1 if structure in ("single", "embedding") else 2)
+    data = tf.ones(shape, kind)
+    given = {"list": [data] * 2, "tuple": (data, data), "dict": {"a": data, "b": data}}.get(structure, data)
+    np.testing.assert_allclose(tf_keras.models.load_model(str(tmp_path / "model"))(given), model(given))

@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING
 
 from podrun.tensorflow.keras.accumulating_optimizers import REPLACED, Replacement, on_ipu, replace_method
 from podrun.tensorflow.keras.model_options import ReplicatedMetricReductionMethod, options_of
-from podrun.tensorflow.keras.stage_assignment import built_specs, is_built_subclass, unassigned_entries
+from podrun.tensorflow.keras.stage_assignment import (
+    built_specs,
+    casts_its_inputs,
+    is_built_subclass,
+    unassigned_entries,
+)
 from podrun.tensorflow.keras.stage_classes import StageAssignment
 from podrun.tensorflow.keras.stage_tracing import pipeline_assignment
 from podrun.tensorflow.sdk.gradient_accumulation import GradientAccumulationReductionMethod
@@ -144,7 +149,8 @@ def _revived(
 
 def _saved(model: Model, plain: Replacement, *args: object, **kwargs: object) -> object:
     """Save a model. RuntimeError for a ``get_config`` of its own that loses the options."""
-    if on_ipu(model) and is_built_subclass(model) and model._saved_model_inputs_spec is None:
+    unspecified = on_ipu(model) and is_built_subclass(model) and model._saved_model_inputs_spec is None
+    if unspecified and casts_its_inputs(model):
         model._set_save_spec(built_specs(model))
     own = not type(model).get_config.__module__.startswith(("tf_keras.", "keras."))
     if own and on_ipu(model) and _has_options(model) and KEY not in model.get_config():

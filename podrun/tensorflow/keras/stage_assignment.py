@@ -77,10 +77,18 @@ def _in_order(inputs: Sequence[object], by_depth: Mapping[int, Sequence[Node]]) 
 
 
 def built_specs(model: Model) -> object:
-    """Specs of the inputs of the shapes with which a subclass was built."""
-    shape = model._build_input_shape
-    specs = [tf.TensorSpec(s, model.compute_dtype) for s in (shape if isinstance(shape, list) else [shape])]
-    return specs if isinstance(shape, list) else specs[0]
+    """Specs of the inputs of the shapes with which a subclass was built, in the type to which Keras casts inputs."""
+    convert = importlib.import_module("tf_keras.src.utils.tf_utils").convert_shapes
+    shapes = convert(model._build_input_shape, to_tuples=False)
+    specs: object = tf.nest.map_structure(lambda shape: tf.TensorSpec(shape, model.compute_dtype), shapes)
+    return specs
+
+
+def casts_its_inputs(model: Model) -> bool:
+    """Whether the type of a model's inputs is that of `built_specs`: no layer takes values as they come, such as the
+    integers that an ``Embedding`` reads.
+    """
+    return all(layer._autocast for layer in model._flatten_layers(include_self=False))
 
 
 def _symbolic_inputs(model: Model) -> object:
