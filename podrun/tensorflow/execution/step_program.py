@@ -264,6 +264,7 @@ class StepProgram:
         reports = SessionReports(shown, self.settings, ipus, f"tf_report__{moment}__{os.getpid()}")
         cached = bool(flags().cache_directory) and not parts.loader.compiler.compiled_here
         write_reports(reports, self.source.name, cached=cached)
+        shown.executable = None  # The reports live on; what they are of goes with this program.
         self._reports = DEVICES.compiled[content] = reports
         if not cached:
             spent = time.monotonic() - begun

@@ -11,7 +11,9 @@ import json
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
@@ -206,33 +208,40 @@ def _note_transfer(kind: str, ordinal: int, sizes: Sequence[tuple[str, int]]) ->
     _note(kind, ordinal, "data_transfer", data_transfer=json.dumps(data).encode())
 
 
-_changed: dict[tuple[int, str], list[tuple[tuple[int, str], str, int]]] = {}
-"""Variable (graph and name) that a program wrote and the host has not fetched since -> all that the program wrote, each
-with its name among the outputs and its bytes.
-"""
+@dataclass(slots=True)
+class WrittenVariables:
+    """Variables of a graph that programs wrote and the host has not fetched since, by name: all that the program wrote
+    that wrote it, by name, each with its name among the outputs and its bytes. ``generation``: the configuration's.
+    """
+
+    generation: int
+    groups: dict[str, dict[str, tuple[str, int]]] = field(default_factory=dict)
+
+
+_written: WeakKeyDictionary[tf.Graph, WrittenVariables] = WeakKeyDictionary()
 
 
 def note_written(graph: tf.Graph, written: Mapping[str, int], outputs: int) -> None:
     """A program wrote variables of a graph, by name with their bytes, behind so many other outputs."""
     if events_wanted() and written:
-        names = [(id(graph), name) for name in written]
-        group = [
-            (name, f"out_{outputs + rank}.0", size)
-            for rank, (name, size) in enumerate(zip(names, written.values(), strict=True))
-        ]
-        _changed.update(dict.fromkeys(names, group))
+        own = _written.get(graph)
+        if own is None or own.generation != DEVICES.generation:
+            own = _written[graph] = WrittenVariables(DEVICES.generation)
+        group = {name: (f"out_{outputs + rank}.0", size) for rank, (name, size) in enumerate(written.items())}
+        own.groups.update(dict.fromkeys(written, group))
 
 
 def note_fetched(graph: tf.Graph, names: Sequence[str], ordinal: int = 0) -> None:
     """The host fetches variables of a graph: what the program wrote that wrote one of them comes back as a whole."""
-    if not _changed or not events_wanted():
+    own = _written.get(graph) if events_wanted() else None
+    if own is None or own.generation != DEVICES.generation:
         return
     for name in names:
-        group = _changed.get((id(graph), name), [])
+        group = own.groups.get(name, {})
         if group:
-            _note_transfer("DEVICE_TO_HOST_TRANSFER", ordinal, [(own, size) for _, own, size in group])
-        for key, _, _ in group:
-            _changed.pop(key, None)
+            _note_transfer("DEVICE_TO_HOST_TRANSFER", ordinal, list(group.values()))
+        for key in group:
+            own.groups.pop(key, None)
 
 
 def taken_events() -> list[bytes]:

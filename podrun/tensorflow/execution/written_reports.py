@@ -4,6 +4,7 @@ ask. The program that runs is one iteration, and its report one of all mini-batc
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -61,11 +62,17 @@ def _intervals(reports: SessionReports) -> list[str]:
 
 
 def _write_table(folder: str, program: str, ending: str, lines: Sequence[str]) -> None:
-    """Write a table under a name that no other program of the folder has."""
-    place = Path(folder).expanduser()
+    """Write a table under a name that no other program of the folder has, in this process or another."""
+    place, name = Path(folder).expanduser(), program.replace("/", "_")
     place.mkdir(parents=True, exist_ok=True)
-    number = len(list(place.glob(f"*.{ending}")))
-    (place / f"{number}_{program}.{ending}").write_text("\n".join([*lines, ""]), encoding="utf-8")
+    for number in itertools.count(len(list(place.glob(f"*.{ending}")))):
+        try:
+            file = (place / f"{number}_{name}.{ending}").open("x", encoding="utf-8")
+        except FileExistsError:
+            continue
+        with file:
+            file.write("\n".join([*lines, ""]))
+        return
 
 
 def each_iteration(whole: Executable, micro_batches: int) -> Executable:

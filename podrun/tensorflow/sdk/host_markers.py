@@ -5,6 +5,8 @@ Each is a program of its own on the first IPU, with gradients, as TensorFlow pla
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -82,12 +84,20 @@ class HostMarker:
         return list(slopes)
 
 
+MOST_KEPT = 128
+"""So many markers keep their compiled programs; that which was used the longest ago goes first."""
+
+
 class HostMarkers:
     """Markers that the host reached. Those that are alike are one."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[Any, ...], HostMarker] = {}
+        self._kept: OrderedDict[tuple[Any, ...], HostMarker] = OrderedDict()
         self._by_token: dict[str, Callable[..., Any]] = {}
+        """What functions of the host call, for as long as the process may have a graph that names it."""
+        self._results: dict[tuple[Any, ...], Sequence[tf.TensorSpec]] = {}
+        """The results of those that functions of the host may call again."""
+        self._lock = threading.Lock()
 
     def run(
         self,
@@ -108,20 +118,32 @@ class HostMarkers:
             return None
         token = token_of(kind, attributes)
         key = _key(token, tensors)
-        if key not in self._kept:
-            self._kept[key] = HostMarker(kind, outputs, attributes)
         if not tf.executing_eagerly():
-            self._let_the_host_run(token)
-        return self._kept[key].call(*tensors)
+            self._results[key] = outputs
+            self._let_the_host_run(token, kind, attributes)
+        return self._marker(key, kind, outputs, attributes).call(*tensors)
 
-    def _let_the_host_run(self, token: str) -> None:
+    def _marker(
+        self, key: tuple[Any, ...], kind: str, outputs: Sequence[tf.TensorSpec], attributes: dict[str, Any]
+    ) -> HostMarker:
+        with self._lock:
+            if key not in self._kept:
+                self._kept[key] = HostMarker(kind, outputs, attributes)
+            self._kept.move_to_end(key)
+            if len(self._kept) > MOST_KEPT:
+                self._kept.popitem(last=False)
+            return self._kept[key]
+
+    def _let_the_host_run(self, token: str, kind: str, attributes: dict[str, Any]) -> None:
         """Let functions of the host find what runs a marker, by its token."""
         if token in self._by_token:
             return
 
         def run(*arrays: np.ndarray) -> list[np.ndarray]:
             values = [tf.constant(a) for a in arrays]
-            return [np.asarray(r) for r in self._kept[_key(token, values)].results(*values)]
+            key = _key(token, values)
+            marker = self._marker(key, kind, self._results[key], attributes)
+            return [np.asarray(r) for r in marker.results(*values)]
 
         self._by_token[token] = run  # The registry itself keeps nothing alive.
         _py_funcs._funcs[token] = run

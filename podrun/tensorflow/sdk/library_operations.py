@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import tensorflow as tf
@@ -95,15 +96,42 @@ def ipu_recv_at_host(
 
 # --- Tables of the host -------------------------------------------------------------------------------------------
 
-_tables: dict[tuple[int, str], tf.Variable] = {}
+_TABLES = "_podrun_host_tables"
+"""Attribute of a graph -> its tables by their names, which end with it."""
+
+
+@dataclass(slots=True)
+class HostTable:
+    """A table of the host. ``ended``: whether its end is among the operations of its graph."""
+
+    variable: tf.Variable
+    ended: bool = False
+
+
+def _tables() -> dict[str, HostTable]:
+    """The tables of the graph around programs; in eager mode, of the process."""
+    with tf.init_scope():
+        graph = tf.compat.v1.get_default_graph()
+    if not hasattr(graph, _TABLES):
+        setattr(graph, _TABLES, {})
+    tables: dict[str, HostTable] = getattr(graph, _TABLES)
+    return tables
 
 
 def _table(embedding_id: str, shape: Sequence[int], dtype: tf.DType) -> tf.Variable:
-    with tf.init_scope():
-        key = id(tf.compat.v1.get_default_graph()), embedding_id
-    if key not in _tables:
-        _tables[key] = zero_variable(f"host_embedding_{embedding_id}", shape, dtype)
-    return _tables[key]
+    """The table of a name. ValueError if it is registered with another shape or type."""
+    tables, table = _tables(), _tables().get(embedding_id)
+    if table is not None:
+        lines, kind = table.variable.shape.as_list(), table.variable.dtype.base_dtype
+        if (lines, kind) == (list(shape), dtype):
+            return table.variable
+        if not table.ended:
+            raise ValueError(
+                f"The host embedding '{embedding_id}' is {kind.name} {lines}, not {dtype.name} {list(shape)}: "
+                "deregister it first."
+            )
+    tables[embedding_id] = HostTable(zero_variable(f"host_embedding_{embedding_id}", shape, dtype))
+    return tables[embedding_id].variable
 
 
 def ipu_device_embedding_lookup(
@@ -143,9 +171,14 @@ def ipu_host_embedding_register(
 def ipu_host_embedding_deregister(
     values: tf.Variable, embedding_id: str, **options: object
 ) -> tf.Tensor | tf.Operation:
-    """On the host: give the variable back what programs made of the table."""
+    """On the host: give the variable back what programs made of the table, which ends."""
     table = _table(embedding_id, values.shape.as_list(), values.dtype.base_dtype)
-    return values.assign(table.read_value())
+    back = values.assign(table.read_value())
+    if tf.executing_eagerly():
+        _tables().pop(embedding_id)
+    else:
+        _tables()[embedding_id].ended = True
+    return back
 
 
 # --- Group norms --------------------------------------------------------------------------------------------------
