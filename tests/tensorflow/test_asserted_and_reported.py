@@ -21,12 +21,11 @@ DEVICE = "/device:IPU:0"
 
 @pytest.fixture
 def tf(ipu: Any) -> Iterator[Any]:
-    """TensorFlow 1 with a graph of its own; afterwards one IPU is configured again."""
+    """TensorFlow 1 with a graph of its own."""
     import tensorflow.compat.v1 as module
 
     with module.Graph().as_default():
         yield module
-    ipu.config.IPUConfig().configure_ipu_system()
 
 
 def test_events_tell_whether_a_program_was_compiled(tf: Any, ipu: Any) -> None:
@@ -112,7 +111,6 @@ def test_reports_of_cached_programs_and_of_programs_with_the_host_in_their_middl
         helper.clear_reports()
     assert counts == [1, 1, 0]
     assert os.listdir(tmp_path / "cache")
-    monkeypatch.delenv("TF_POPLAR_FLAGS")
 
 
 def test_unknown_engine_options_are_refused_in_the_words_of_the_library(tf: Any, ipu: Any) -> None:
@@ -269,7 +267,6 @@ def test_flags_ask_for_tables_of_compiled_programs(
     assert graph.read_text().count("/op:Add") == 2
     rows = [line.split(",") for line in table.read_text().splitlines()[1:]]
     assert sum(int(size) for *_, size in rows) > 0
-    monkeypatch.delenv("TF_POPLAR_FLAGS")
 
 
 def test_an_outfeed_has_no_last_value_under_synthetic_data(
@@ -285,7 +282,6 @@ def test_an_outfeed_has_no_last_value_under_synthetic_data(
         monkeypatch.setenv("TF_POPLAR_FLAGS", "--use_synthetic_data")
         with pytest.raises(tf.errors.FailedPreconditionError, match="when using synthethic data"):
             session.run(last)
-    monkeypatch.delenv("TF_POPLAR_FLAGS")
 
 
 def test_sharded_programs_minimize_a_loss_of_several_numbers(tf: Any, ipu: Any) -> None:

@@ -15,14 +15,6 @@ pytestmark = pytest.mark.skipif(
 IPU, IPU_NAME = "/device:IPU:0", "/job:localhost/replica:0/task:0/device:IPU:0"
 
 
-@pytest.fixture(autouse=True)
-def plain(ipu: Any) -> Any:
-    """One IPU without options before and after."""
-    ipu.config.IPUConfig().configure_ipu_system()
-    yield
-    ipu.config.IPUConfig().configure_ipu_system()
-
-
 def test_halves_overflow_as_on_an_ipu(ipu: Any) -> None:
     import tensorflow as tf
 
@@ -84,12 +76,13 @@ def test_float64_stays_on_the_host_unless_placing_is_strict(ipu: Any) -> None:
     with tf.device(IPU):
         np.testing.assert_array_equal(wide * 2, [2e300, 4.0])
         assert (wide * 2).device != IPU_NAME
+        before = tf.config.get_soft_device_placement()
         tf.config.set_soft_device_placement(False)
         try:
             with pytest.raises(tf.errors.InvalidArgumentError, match="no supported kernel for IPU devices"):
                 wide * 2
         finally:
-            tf.config.set_soft_device_placement(True)
+            tf.config.set_soft_device_placement(before)
 
 
 def test_no_operation_is_looked_at_outside_of_scopes(ipu: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,10 @@ NUMBERS = np.arange(8, dtype=np.float32)
 class Estimators:
     """The SDK's estimators in version 1 of TensorFlow, with one IPU for each shard."""
 
-    def __init__(self, ipu: Any) -> None:
+    def __init__(self, ipu: Any, folder: Path) -> None:
         import tensorflow.compat.v1 as tf
 
-        self.ipu, self.tf = ipu, tf
+        self.ipu, self.tf, self.folder = ipu, tf, folder
         self.host = importlib.import_module("podrun.tensorflow.sdk.estimator_sessions").HostEstimator
         self.parts = importlib.import_module("podrun.tensorflow.sdk.estimator_parts")
 
@@ -35,8 +36,13 @@ class Estimators:
         device = self.ipu.config.IPUConfig()
         device.auto_select_ipus = shards
         module = self.ipu.ipu_run_config
+        options = {"model_dir": self.model_dir()} | options
         run = module.IPURunConfig(iterations_per_loop=iterations, ipu_options=device, num_shards=shards)
         return module.RunConfig(ipu_run_config=run, **options)
+
+    def model_dir(self) -> str:
+        """A new folder for a model."""
+        return tempfile.mkdtemp(dir=self.folder)
 
     def make(self, model_fn: Callable[..., Any], iterations: int = 1, **options: Any) -> Any:
         """An estimator of a model function."""
@@ -54,8 +60,8 @@ class Estimators:
 
 
 @pytest.fixture
-def estimators(ipu: Any) -> Estimators:
-    return Estimators(ipu)
+def estimators(ipu: Any, tmp_path: Path) -> Estimators:
+    return Estimators(ipu, tmp_path)
 
 
 def test_losses_are_logged_and_steps_rounded_up(estimators: Estimators, tmp_path: Path) -> None:
@@ -154,7 +160,7 @@ def test_what_estimators_refuse(estimators: Estimators) -> None:
     with pytest.raises(ValueError, match="must contain either eval_metric_ops or eval_metrics"):
         estimators.make(plain).evaluate(data, steps=1)
     for host in (False, True):
-        own = estimators.host(plain) if host else estimators.make(plain)
+        own = estimators.host(plain, estimators.model_dir()) if host else estimators.make(plain)
         with pytest.raises(ValueError, match="as a len 2 tuple"):
             own.train(estimators.data(NUMBERS, NUMBERS, NUMBERS), steps=1)
     with pytest.raises(TypeError, match="second element in `eval_metrics` must be a list or dict"):

@@ -212,12 +212,14 @@ def test_doubles_are_refused_where_nothing_converts_them(one_ipu: None) -> None:
     from tf_keras.src.engine import base_layer_utils
 
     data = tf.data.Dataset.from_tensor_slices((POINTS.astype(float), TARGETS)).batch(4, drop_remainder=True)
+    before = base_layer_utils.v2_dtype_behavior_enabled()
     base_layer_utils.disable_v2_dtype_behavior()
     try:
         with pytest.raises(tf.errors.FailedPreconditionError, match="Unsupported datatype double on index 0"):
             linear().evaluate(data, verbose=0)
     finally:
-        base_layer_utils.enable_v2_dtype_behavior()
+        if before:
+            base_layer_utils.enable_v2_dtype_behavior()
 
 
 def test_optimizers_of_version_1_accumulate(two_replicas: None) -> None:

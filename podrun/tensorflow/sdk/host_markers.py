@@ -99,6 +99,7 @@ class HostMarkers:
         """The results of those that functions of the host may call again."""
         self._lock = threading.Lock()
 
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def run(
         self,
         kind: str,
@@ -108,6 +109,8 @@ class HostMarkers:
     ) -> list[tf.Tensor] | None:
         """A marker's results; None in programs and for unknown shapes. Sessions of version 1 run it on device 0,
         or where a scope says.
+
+        A function of the program that is being traced may call it: AutoGraph leaves it and what it defines alone.
         """
         if in_program() or not inputs:
             return None
