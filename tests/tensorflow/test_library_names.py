@@ -28,22 +28,28 @@ def computed(ipu: Any, function: Callable[..., Any], *arrays: np.ndarray) -> lis
 
 
 def test_masks_come_with_their_seeds(ipu: Any) -> None:
+    """The rate of these operations is what is kept, other than that of ``rand_ops.dropout``."""
     dropout = importlib.import_module(_LIBRARIES + "gen_poprand_ops")
     x = np.linspace(1, 2, 400).astype(np.float32).reshape(20, 20)
 
     def drop(x: Any) -> Any:
-        dropped, seed, _ = dropout.ipu_dropout(x, rate=0.25, scale=3.0)
-        again, same, _ = dropout.ipu_dropout_with_seed(x, seed, rate=0.25, scale=3.0)
-        rows, _, _ = dropout.ipu_dropout_with_seed(x, [1, 2], rate=0.25, scale=1.0, noise_shape=[20, 1])
-        return dropped, seed, again, same, rows
+        dropped, seed, _ = dropout.ipu_dropout(x, rate=0.75, scale=3.0)
+        again, same, _ = dropout.ipu_dropout_with_seed(x, seed, rate=0.75, scale=3.0)
+        rows, _, _ = dropout.ipu_dropout_with_seed(x, [1, 2], rate=0.75, scale=1.0, noise_shape=[20, 1])
+        whole, _, _ = dropout.ipu_dropout(x, rate=1.0, scale=0.5)
+        reference = ipu.rand_ops.dropout(x, rate=0.9, seed=[3, 4])
+        alike, _, _ = dropout.ipu_dropout_with_seed(x, [3, 4], rate=1 - 0.9, scale=1 / (1 - 0.9))
+        return dropped, seed, again, same, rows, whole, reference, alike
 
-    dropped, seed, again, same, rows = computed(ipu, drop, x)
+    dropped, seed, again, same, rows, whole, reference, alike = computed(ipu, drop, x)
     kept = dropped != 0
-    assert 0.6 < kept.mean() < 0.9
+    assert 0.6 < kept.mean() < 0.9  # Six standard deviations of the mean are 0.13.
     np.testing.assert_allclose(dropped[kept], 3 * x[kept], rtol=1e-6)
     np.testing.assert_array_equal(again, dropped)
     np.testing.assert_array_equal(same, seed)
     assert set(np.count_nonzero(rows, 1)) == {0, 20}
+    np.testing.assert_array_equal(whole, 0.5 * x)
+    np.testing.assert_allclose(alike, reference, rtol=1e-6)
 
 
 def test_rows_outside_of_a_table_are_zeros(ipu: Any) -> None:

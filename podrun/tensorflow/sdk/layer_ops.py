@@ -81,12 +81,13 @@ def _dropped_with_seed(
     noise_shape: Sequence[int] | None = None,
     name: str | None = None,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """``gen_poprand_ops.ipu_dropout_with_seed``: what is kept times ``scale``, the seed, and a reference that only
-    the SDK's own gradient reads.
+    """``gen_poprand_ops.ipu_dropout_with_seed``: what is kept, with the probability ``rate``, times ``scale``; the seed;
+    and a reference that only the SDK's own gradient reads. `rand_ops.dropout` of the SDK calls it with what its own
+    ``rate`` leaves, and one divided by that.
     """
     x, seed = tf.convert_to_tensor(x), tf.convert_to_tensor(seed, tf.int32)
-    kept = seeded_dropout(x, rate, noise_shape, seed)
-    factor = tf.constant(scale * (1.0 - rate), x.dtype)
+    kept = seeded_dropout(x, 1.0 - rate, noise_shape, seed)
+    factor = tf.constant(scale * rate, x.dtype)
     return kept * factor, tf.identity(seed), tf.zeros([], x.dtype)
 
 
