@@ -207,3 +207,8 @@ def test_the_ordinal_stands_behind_the_name_of_a_queue(ipu: Any) -> None:
     data = tf.data.Dataset.from_tensors(np.zeros(2, np.float32))
     assert ipu.ipu_infeed_queue.IPUInfeedQueue(data, "validation", 1)._ordinal == 1
     assert ipu.ipu_infeed_queue.IPUInfeedQueue(data, "training")._ordinal == 0
+    named = ipu.ipu_infeed_queue.IPUInfeedQueue(data, "named", prefetch_depth=7)
+    assert (named._ordinal, named._depth, named._name) == (0, 7, "named")
+    assert ipu.ipu_infeed_queue.IPUInfeedQueue(data, "named", device_ordinal=2)._ordinal == 2
+    unnamed = ipu.ipu_infeed_queue.IPUInfeedQueue(data, 1, 5)
+    assert (unnamed._ordinal, unnamed._depth) == (1, 5)

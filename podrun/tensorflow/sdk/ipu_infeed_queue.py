@@ -35,29 +35,17 @@ def _on_host(dataset: tf.data.Dataset) -> Any:
 
 
 class IPUInfeedQueue:
-    """A dataset as a queue. ``prefetch_depth``: elements that are drawn ahead, 1 to 255."""
+    """A dataset as a queue. Behind it stand the device's ordinal and ``prefetch_depth``, the elements that are drawn
+    ahead, 1 to 255. A name, which stood before the ordinal until SDK 2.3, is what messages call the queue.
+    """
 
-    def __init__(
-        self,
-        dataset: tf.data.Dataset,
-        device_ordinal: int | str | None = None,
-        prefetch_depth: int | None = None,
-        **old: object,
-    ) -> None:
-        name = old.get("feed_name")
-        if isinstance(device_ordinal, str):  # The name stood here until SDK 2.3, and the ordinal behind it.
-            name, device_ordinal, prefetch_depth = device_ordinal, prefetch_depth, None
-        for option in old:
-            if option not in _OLD:
-                raise TypeError(f"IPUInfeedQueue got an unexpected keyword argument {option!r}")
-            if option != "feed_name":
-                warnings.warn(f"IPUInfeedQueue({option}=...) has no effect any more.", stacklevel=2)
-        depth = 3 if prefetch_depth is None else prefetch_depth
-        if depth < 1:
-            raise ValueError(f"prefetch_depth must be greater than zero, but it is {depth}")
-        if depth > 255:
-            raise ValueError(f"prefetch_depth must be less than 256, but it is {depth}")
-        self._ordinal, self._depth, self.dataset = _checked_ordinal(device_ordinal), depth, dataset
+    def __init__(self, dataset: tf.data.Dataset, *names_and_options: Any, **options: Any) -> None:
+        name = options.get("feed_name")
+        if names_and_options and isinstance(names_and_options[0], str):
+            name, *rest = names_and_options
+            names_and_options = tuple(rest)
+        self._set_options(*names_and_options, **options)
+        self.dataset = dataset
         self.structure = dataset.element_spec
         self._check_structure()
         self.flat_specs = tf.nest.flatten(self.structure)
@@ -77,6 +65,21 @@ class IPUInfeedQueue:
                 self._row = [self._iterator.get_next()]
                 with tf.control_dependencies([self._iterator.initializer]):
                     self._initializer = self._host_operation(self._start, "infeed_initializer")
+
+    def _set_options(
+        self, device_ordinal: int | None = None, prefetch_depth: int | None = None, **old: object
+    ) -> None:
+        for option in old:
+            if option not in _OLD:
+                raise TypeError(f"IPUInfeedQueue got an unexpected keyword argument {option!r}")
+            if option != "feed_name":
+                warnings.warn(f"IPUInfeedQueue({option}=...) has no effect any more.", stacklevel=3)
+        depth = 3 if prefetch_depth is None else prefetch_depth
+        if depth < 1:
+            raise ValueError(f"prefetch_depth must be greater than zero, but it is {depth}")
+        if depth > 255:
+            raise ValueError(f"prefetch_depth must be less than 256, but it is {depth}")
+        self._ordinal, self._depth = _checked_ordinal(device_ordinal), depth
 
     def _host_operation(self, function: Callable[[], np.ndarray], name: str) -> tf.Operation:
         """An operation of the queue's graph, also where another graph is the default one."""
