@@ -40,6 +40,7 @@ REQUIRED: dict[str, str] = {
     "ops.resource_variable_ops.BaseResourceVariable.device": "names the IPU of a variable",
     "compiler.xla.xla.compile": "makes a program of what is compiled in an IPU's scope",
     "eager.context.Context.device": "takes IPUs out of the devices of eager operations",
+    "eager.record.could_possibly_record": "lets tapes see functions that are called in the scope of an IPU",
     "client.session.BaseSession.run": "tells which session a program runs in, and raises its own errors",
     "client.session._FetchHandler": "tells what a session's run fetches",
     "autograph.impl.api.tf_convert": "turns loops of Python into loops of a graph",

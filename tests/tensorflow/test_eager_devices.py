@@ -93,3 +93,125 @@ def test_no_operation_is_looked_at_outside_of_scopes(ipu: Any) -> None:
     with tf.device(IPU), tf.device(IPU):
         assert entries.TFE_Py_FastPathExecute != before
     assert entries.TFE_Py_FastPathExecute == before
+
+
+def test_gradients_pass_through_functions_in_the_scope(ipu: Any) -> None:
+    import tensorflow as tf
+
+    weight = tf.Variable([2.0])
+    model = tf.keras.Sequential([tf.keras.layers.Dense(1, kernel_initializer="ones")])
+    model.build((None, 2))
+    cube, called = tf.function(lambda x: tf.reduce_sum(weight * x * x)), tf.function(model)
+    with tf.device(IPU):
+        x = tf.constant([3.0])
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            total = cube(x)
+        np.testing.assert_array_equal(tape.gradient(total, [x, weight]), [[12.0], [9.0]])
+        with tf.GradientTape() as tape:
+            mean = tf.reduce_mean(called(tf.constant([[1.0, 2.0], [3.0, 5.0]])))
+        kernel, bias = tape.gradient(mean, model.trainable_variables)
+        with tf.autodiff.ForwardAccumulator(x, tf.ones([1])) as forward:
+            total = cube(x)
+        assert forward.jvp(total).numpy() == 12.0
+        assert cube(x).device == IPU_NAME
+    np.testing.assert_array_equal(kernel, [[2.0], [3.5]])
+    np.testing.assert_array_equal(bias, [1.0])
+
+
+def test_functions_that_no_program_can_be_run_on_the_host(ipu: Any) -> None:
+    import tensorflow as tf
+
+    numbers = tf.data.Dataset.range(4)
+    table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer([1, 2], [3, 4]), -1)
+
+    @tf.function
+    def added(dataset: Any) -> Any:
+        total = tf.constant(0, tf.int64)
+        for number in dataset:
+            total += number
+        return total
+
+    @tf.function
+    def named(x: Any, word: str) -> Any:
+        return 2 * x, None, word, {"count": 3}
+
+    with tf.device(IPU):
+        assert added(numbers).numpy() == 6
+        assert tf.function(lambda: added(numbers))().numpy() == 6
+        np.testing.assert_array_equal(tf.function(table.lookup)(tf.constant([1, 5])), [3, -1])
+        positive = tf.function(lambda x: tf.boolean_mask(x, x > 0))(tf.constant([1.0, -2.0]))
+        assert tf.function(tf.reduce_sum)(tf.ragged.constant([[1.0, 2.0], [3.0]])).numpy() == 6
+        wide = tf.function(lambda x: 2 * x)(tf.constant(1e300, tf.float64))
+        doubled, nothing, word, count = named(np.ones(2, np.float32), "feed")
+    assert wide.numpy() == 2e300
+    np.testing.assert_array_equal(positive, [1])
+    np.testing.assert_array_equal(doubled, [2, 2])
+    assert (nothing, word.numpy(), word.dtype, count["count"].numpy()) == (None, b"feed", tf.string, 3)
+
+
+def test_a_function_runs_once_whether_or_not_it_is_a_program(ipu: Any) -> None:
+    import tensorflow as tf
+
+    traced: list[str] = []
+    count = tf.Variable(0.0)
+
+    @tf.function
+    def wrong(x: Any) -> Any:
+        traced.append("wrong")
+        raise TypeError("the program's own")
+
+    @tf.function
+    def on_the_host(x: Any) -> Any:
+        traced.append("host")
+        count.assign_add(1.0)
+        return tf.strings.length(tf.strings.as_string(x))
+
+    with tf.device(IPU):
+        with pytest.raises(TypeError, match="the program's own"):
+            wrong(tf.ones([2]))
+        assert traced == ["wrong"]
+        on_the_host(tf.constant(3))
+        traces = len(traced)
+        for _ in range(2):
+            on_the_host(tf.constant(3))
+    assert len(traced) == traces
+    assert count.numpy() == 3
+
+
+def test_keras_trains_and_predicts_in_the_scope(ipu: Any) -> None:
+    import tensorflow as tf
+
+    x = np.array([[1.0, 2.0], [3.0, 5.0]], np.float32)
+    with tf.device(IPU):
+        model = tf.keras.Sequential([tf.keras.layers.Dense(1, kernel_initializer="ones")])
+        model.compile(tf.keras.optimizers.legacy.SGD(0.5), "mse")
+        before = model.predict(x, verbose=0)
+        losses = model.fit(x, np.zeros([2, 1], np.float32), batch_size=2, epochs=1, verbose=0).history["loss"]
+    np.testing.assert_allclose(before, [[3], [8]])
+    np.testing.assert_allclose(losses, [(9 + 64) / 2])
+    expected = 1 - 0.5 * np.mean(2 * x * before, 0)
+    np.testing.assert_allclose(model.get_weights()[0][:, 0], expected, rtol=1e-5)
+
+
+def test_a_step_with_an_optimizer_of_keras_is_a_program(ipu: Any) -> None:
+    import tensorflow as tf
+
+    model = tf.keras.Sequential([tf.keras.layers.Dense(1, kernel_initializer="ones", use_bias=False)])
+    model.build((None, 2))
+    optimizer, mean = tf.keras.optimizers.legacy.SGD(0.25, momentum=0.5), tf.keras.metrics.Mean()
+
+    @tf.function
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(model(x))
+        optimizer.apply_gradients(zip(tape.gradient(loss, model.weights), model.weights, strict=True))
+        mean.update_state(loss)
+        return loss
+
+    with tf.device(IPU):
+        losses = [step(tf.constant([[1.0, 2.0]])) for _ in range(2)]
+    assert [loss.device for loss in losses] == [IPU_NAME] * 2
+    np.testing.assert_array_equal(losses, [3, 3 - 0.25 * 5])
+    assert mean.result().numpy() == (3 + 1.75) / 2
+    np.testing.assert_array_equal(model.weights[0][:, 0], 1 - np.array([1, 2]) * (0.25 + 0.375))

@@ -9,6 +9,7 @@ soft placement off, as TensorFlow does it for devices of its own.
 from __future__ import annotations
 
 import contextlib
+import enum
 import importlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -17,8 +18,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from podrun.core.errors import UnimplementedError, UnsupportedError
-from podrun.private_apis.tensorflow import private_module
+from podrun.core.errors import UnsupportedError
+from podrun.private_apis.tensorflow import private_module, symbol
 from podrun.tensorflow.execution.device_table import DEVICES
 from podrun.tensorflow.execution.placed_devices import ipu_in, name_device, named_variables
 from podrun.tensorflow.operators.table import EXACT, HANDLERS, load_table
@@ -118,33 +119,56 @@ def function_type() -> Any:
     return private_module("eager.polymorphic_function.polymorphic_function").Function
 
 
+class NoProgramError(UnsupportedError):
+    """A function that no program can be. Nothing of it has run."""
+
+
+_STATIC = (int, float, complex, str, bytes, type(None), enum.Enum, tf.DType, tf.TensorShape)
+_HANDLES = (tf.resource, tf.variant)
+
+
+def _takes_values(arguments: object) -> bool:
+    """Whether all arguments of a function are dense tensors, variables and plain values: no dataset or iterator."""
+    return all(
+        leaf.dtype not in _HANDLES
+        if isinstance(leaf, tf.Tensor)
+        else isinstance(leaf, (tf.Variable, np.ndarray, np.generic, *_STATIC))
+        for leaf in tf.nest.flatten(arguments)
+    )
+
+
 def _placed_call(plain: Callable[..., Any]) -> Callable[..., Any]:
     """The call of a tf.function, which is a program in the scope of an IPU. What no program can be runs on the host, as
-    TensorFlow places softly, or is refused where a program switches that off.
+    TensorFlow places softly, or is refused where a program switches that off. So does what a tape records, whose
+    operations are those of eager mode.
     """
+    recorded = symbol("eager.record.could_possibly_record")
 
     def call(self: object, *args: object, **kwargs: object) -> object:
         ordinal = _scopes.ordinals[-1] if _scopes.ordinals else None
         if ordinal is None or _scopes.correcting or not tf.executing_eagerly():
             return plain(self, *args, **kwargs)
+        strategy = _strategy(ordinal)
+        if strategy is None or recorded() or not _takes_values((args, kwargs)):
+            return plain(self, *args, **kwargs)
         try:
-            return _strategy(ordinal).run(self, args, kwargs)
-        except (UnsupportedError, UnimplementedError, TypeError):
+            return strategy.run_if_program(self, args, kwargs)
+        except NoProgramError:
             if not tf.config.get_soft_device_placement():
                 raise
-            return plain(self, *args, **kwargs)
+        return plain(self, *args, **kwargs)
 
     return call
 
 
 def _strategy(ordinal: int) -> Any:
-    """The strategy that holds, if it is one of IPUs, else one of this device."""
-    kind = importlib.import_module("podrun.tensorflow.sdk.ipu_strategy").IPUStrategyV1
-    current = tf.distribute.get_strategy()
-    if isinstance(current, kind):
-        return current
+    """The strategy that holds, if it is one of IPUs; None under another one; else the placement on this device."""
+    module = importlib.import_module("podrun.tensorflow.sdk.ipu_strategy")
+    if tf.distribute.has_strategy():
+        current = tf.distribute.get_strategy()
+        return current if isinstance(current, module.IPUStrategyV1) else None
     if ordinal not in _strategies:
-        _strategies[ordinal] = kind(f"/device:IPU:{ordinal}")
+        _strategies[ordinal] = module.DevicePlacement(f"/device:IPU:{ordinal}")
     return _strategies[ordinal]
 
 

@@ -8,11 +8,14 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
+from podrun.core.errors import UnimplementedError, UnsupportedError
 from podrun.private_apis.tensorflow import private_module
 from podrun.tensorflow.capture.markers import mark_like
 from podrun.tensorflow.capture.program_graphs import (
+    FunctionGraph,
     IpuGraph,
     TensorStructure,
     check_host_free,
@@ -20,6 +23,7 @@ from podrun.tensorflow.capture.program_graphs import (
     parameter,
     trace,
 )
+from podrun.tensorflow.execution.eager_devices import NoProgramError
 from podrun.tensorflow.execution.host_program import HostProgram
 from podrun.tensorflow.execution.launching import launch_program
 from podrun.tensorflow.execution.placed_devices import named_variables
@@ -105,6 +109,8 @@ class IPUStrategyV1(_one_device.OneDeviceStrategy):  # type: ignore[misc]
             enable_keras_extensions,
         )
         self._programs: dict[tuple[object, ...], tuple[Any, ...]] = {}
+        self._refused: dict[tuple[object, ...], tuple[Any, ...]] = {}
+        """What cannot be a program, with what keeps the identities in its signature."""
 
     @property
     def supports_loss_scaling(self) -> bool:
@@ -154,8 +160,38 @@ class IPUStrategyV1(_one_device.OneDeviceStrategy):  # type: ignore[misc]
             )
         args = tf.nest.map_structure(_as_tensor, tuple(args), expand_composites=False)
         kwargs = dict(kwargs or {})
-        program, template = self._traced(fn, args, kwargs)
-        flat = [v for v in tf.nest.flatten((args, kwargs)) if isinstance(v, tf.Tensor)]
+        return self._launched(*self._traced(fn, args, kwargs), (args, kwargs))
+
+    def run_if_program(
+        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> TensorStructure:
+        """Run a tf.function on the IPU in eager mode, with plain results as tensors. NoProgramError if it cannot be a
+        program: what it calls, takes or returns is not computed on IPUs.
+        """
+        args, kwargs = tf.nest.map_structure(_as_tensor, tuple(args), expand_composites=False), dict(kwargs)
+        key = _signature(fn, args, kwargs)
+        if key in self._refused:
+            raise self._refused[key][0]
+        try:
+            program, template = self._traced(fn, args, kwargs)
+            _check_values(program.graph, template)
+            result = self._launched(program, template, (args, kwargs))
+        except (UnsupportedError, UnimplementedError, UnsupportedTypeError) as error:
+            told = NoProgramError(
+                str(getattr(error, "message", error)),
+                hint="Call the function outside of the scope, or let TensorFlow place it: "
+                "tf.config.set_soft_device_placement(True).",
+            )
+            self._programs.pop(key, None)
+            self._refused[key] = told, fn, tf.nest.flatten((args, kwargs))
+            raise told from error
+        return tf.nest.map_structure(lambda r: r if r is None else tf.convert_to_tensor(r), result)
+
+    def _launched(
+        self, program: HostProgram | PartedProgram, template: Any, arguments: tuple[Any, Any]
+    ) -> TensorStructure:
+        """The results of a program, in the places of a template."""
+        flat = [v for v in tf.nest.flatten(arguments) if isinstance(v, tf.Tensor)]
         with self.scope():
             results = launch_program(program, [*flat, *(outer for outer, _ in program.graph.captures)])
         it = iter(results)
@@ -183,11 +219,9 @@ class IPUStrategyV1(_one_device.OneDeviceStrategy):  # type: ignore[misc]
     def _traced(
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[HostProgram | PartedProgram, Any]:
-        flat = tf.nest.flatten((args, kwargs))
-        marks = tuple((tuple(v.shape), v.dtype) if isinstance(v, tf.Tensor) else id(v) for v in flat)
-        key = (id(fn), marks, len(tf.nest.flatten(args)), tuple(sorted(kwargs)))
+        key = _signature(fn, args, kwargs)
         if key not in self._programs:
-            self._programs[key] = (*self._trace(fn, args, kwargs), fn, flat)
+            self._programs[key] = (*self._trace(fn, args, kwargs), fn, tf.nest.flatten((args, kwargs)))
         program, template, *_ = self._programs[key]
         return program, template
 
@@ -220,6 +254,23 @@ class IPUStrategyV1(_one_device.OneDeviceStrategy):  # type: ignore[misc]
 
 
 IPUStrategy = IPUStrategyV1
+
+
+class DevicePlacement(IPUStrategyV1):
+    """Programs of functions that are called in the scope of a device. It is no strategy to TensorFlow and Keras, which
+    refuse variables and models of another one than that of the scope.
+    """
+
+    @contextlib.contextmanager
+    def _in_scope(self) -> Iterator[Any]:
+        with named_variables(self.ordinal):
+            yield self
+
+    def replica(self) -> IPUReplicaContext:
+        """The context of a replica under TensorFlow's own default strategy."""
+        return IPUReplicaContext(tf.distribute.get_strategy())
+
+
 _TENSOR = object()
 
 
@@ -229,16 +280,44 @@ def _is_function(fn: Callable[..., Any]) -> bool:
 
 
 def _as_tensor(value: Any) -> Any:
-    import numpy as np
-
     if isinstance(value, (np.ndarray, np.generic)):
         return tf.constant(value)
     return value
 
 
+class UnsupportedTypeError(TypeError):
+    """An input or output of a program whose type no IPU computes."""
+
+
+def _signature(fn: object, args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[object, ...]:
+    """What tells programs of functions apart: shapes and types of tensors, and which objects the rest are."""
+    flat = tf.nest.flatten((args, kwargs))
+    marks = tuple((tuple(v.shape), v.dtype) if isinstance(v, tf.Tensor) else id(v) for v in flat)
+    return (id(fn), marks, len(tf.nest.flatten(args)), tuple(sorted(kwargs)))
+
+
+def _check_values(graph: FunctionGraph, template: Any) -> None:
+    """UnsupportedError for a function that captures other than variables and dense tensors, or returns other than
+    tensors and plain values.
+    """
+    for outer, _ in graph.captures:
+        data = getattr(outer, "_handle_data", None)
+        if outer.dtype in (tf.variant, tf.string) or (
+            outer.dtype == tf.resource and not (data is not None and data.is_set)
+        ):
+            raise UnsupportedError(
+                f"The function takes a {outer.dtype.name} from outside that is no variable."
+            )
+    for leaf in tf.nest.flatten(template):
+        if leaf is not _TENSOR and not isinstance(
+            leaf, (int, float, str, bytes, type(None), np.ndarray, np.generic)
+        ):
+            raise UnsupportedError(f"The function returns a {type(leaf).__name__}.")
+
+
 def _check_type(tensor: tf.Tensor, role: str) -> None:
     if tensor.dtype in _UNSUPPORTED:
-        raise TypeError(
+        raise UnsupportedTypeError(
             f"Unsupported data type for {role}: {tensor.dtype.name}. An IPU computes float32, float16, int32 and bool."
         )
 

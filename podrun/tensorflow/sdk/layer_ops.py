@@ -81,8 +81,8 @@ def _dropped_with_seed(
     noise_shape: Sequence[int] | None = None,
     name: str | None = None,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """``gen_poprand_ops.ipu_dropout_with_seed``: what is kept, with the probability ``rate``, times ``scale``; the seed;
-    and a reference that only the SDK's own gradient reads. `rand_ops.dropout` of the SDK calls it with what its own
+    """``gen_poprand_ops.ipu_dropout_with_seed``: what is kept, with the probability ``rate``, times ``scale``; the
+    seed; and a reference that only the gradient of the SDK reads. `rand_ops.dropout` calls it with what its own
     ``rate`` leaves, and one divided by that.
     """
     x, seed = tf.convert_to_tensor(x), tf.convert_to_tensor(seed, tf.int32)
