@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -103,9 +104,40 @@ def test_a_compiled_loop_runs_from_its_file(ipu: Any, tmp_path: Path) -> None:
             ):
                 with pytest.raises(ValueError, match=message):
                     runtime.embedded_runtime_start(path, inputs, "application")
-            with pytest.raises(UnsupportedError, match="is not what"):
-                runtime.embedded_runtime_start(path, [W + 1], "application")
+            copied = shutil.copy(path, tmp_path / "copied.poplar_exec")  # As another process would find it.
+            for file in (path, copied):
+                with pytest.raises(UnsupportedError, match="is not what"):
+                    runtime.embedded_runtime_start(file, [W + 1], "application")
+            with pytest.raises(ValueError, match="expects 1 inputs, but 0 were provided"):
+                runtime.embedded_runtime_start(copied, [], "application")
             context = runtime.embedded_runtime_start(path.encode(), {"XLA_Args/w": W}, "application")
             (result,) = session.run(runtime.embedded_runtime_call([x], context), {x: X})
             context.runner.close()
     np.testing.assert_allclose(result, X @ W, atol=1e-6)
+
+
+def test_variables_of_eager_applications_are_in_the_order_of_their_numbers(ipu: Any, tmp_path: Path) -> None:
+    """``XLA_Args/2`` is before ``XLA_Args/10``."""
+    import tensorflow as tf
+
+    variables = [tf.Variable(float(place)) for place in range(12)]
+    infeed = ipu.ipu_infeed_queue.IPUInfeedQueue(tf.data.Dataset.from_tensors(tf.zeros([2])).repeat())
+    outfeed = ipu.ipu_outfeed_queue.IPUOutfeedQueue()
+
+    def loop() -> Any:
+        def body(x: Any) -> Any:
+            for variable in variables:
+                x = x * 2.0 + variable
+            return outfeed.enqueue(x)
+
+        return ipu.loops.repeat(2, body, infeed_queue=infeed)
+
+    path = ipu.application_compile_op.experimental_application_compile_op(
+        loop, output_path=str(tmp_path / "eager.poplar_exec")
+    )
+    values = [float(place) for place in range(12)]
+    runtime = ipu.embedded_runtime
+    with pytest.raises(UnsupportedError, match="'XLA_Args/11' is not what"):
+        runtime.embedded_runtime_start(path, [np.float32(v) for v in [*values[:11], 0.0]], "eager")
+    context = runtime.embedded_runtime_start(path, [np.float32(v) for v in values], "eager")
+    assert context.executable_file == path.numpy().decode()

@@ -7,15 +7,19 @@ and fills what is missing with zeros that nobody sees.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import numpy as np
 import tensorflow as tf
 
 from podrun.core.errors import UnsupportedError, UsageError
+from podrun.serving.compiler import ServedModel
 from podrun.serving.runner import ModelRunner
 from podrun.serving.runtime.config import OFF
 from podrun.tensorflow.capture.program_graphs import IpuGraph, parameter, trace
@@ -53,14 +57,15 @@ def experimental_application_compile_op(
 
     def compile_now(*arrays: np.ndarray) -> np.ndarray:
         held = dict(zip(program.keys, arrays, strict=True))
-        _startup[path] = {name: np.array(arrays[place]) for name, place in sorted(names.items())}
+        compiled_with = [_described(name, arrays[names[name]]) for name in sorted(names, key=_order)]
         iterations = program.start_loop(held)
         leaving = sum(len(queue) for queue in program.step.outfeeds.values())
         outputs = [f"output_{place:03d}" for place in range(leaving)]
         kinds = feed_types(program.step)
         needed = {key: held[key] for key in program.source_keys}
         served = ServedStep(program.step, kinds, outputs, needed, program.shards)
-        write_program_file(served, path, max(iterations, 1))
+        blobs = {_STARTUP: json.dumps(compiled_with).encode()}
+        write_program_file(served, path, max(iterations, 1), blobs)
         return np.array(path.encode())
 
     if tf.executing_eagerly():
@@ -68,8 +73,40 @@ def experimental_application_compile_op(
     return tf.numpy_function(compile_now, [value_tensor(t) for t in outer], tf.string, name=name)
 
 
-_startup: dict[str, dict[str, np.ndarray]] = {}
-"""File -> its variables by name, if they were not frozen, with the values that it was compiled with."""
+_STARTUP = "podrun.tensorflow.startup"
+"""The part of a file that describes its variables, if they were not frozen, in the order in which they are taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledVariable:
+    """A variable of a file, with the digest of the value that it was compiled with."""
+
+    name: str
+    shape: list[int]
+    dtype: str
+    digest: str
+
+
+def _described(name: str, value: np.ndarray) -> tuple[str, list[int], str, str]:
+    return name, list(value.shape), value.dtype.name, _digest(value)
+
+
+def _digest(value: np.ndarray) -> str:
+    return hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()
+
+
+def _order(name: str) -> tuple[str, int]:
+    """The order of names: ``XLA_Args/2`` is before ``XLA_Args/10``."""
+    last = name.removeprefix("XLA_Args/")
+    return ("", int(last)) if last.isdecimal() else (name, 0)
+
+
+def _compiled_variables(path: str) -> list[CompiledVariable] | None:
+    """The variables of a file; None for one that is still to be written, or that does not say. ConfigError for a file
+    that is none.
+    """
+    described = ServedModel(path).reader.blob(_STARTUP) if os.path.exists(path) else None
+    return None if described is None else [CompiledVariable(*entry) for entry in json.loads(described)]
 
 
 def _variable_names(inputs: Sequence[tf.Tensor]) -> dict[str, int]:
@@ -83,36 +120,35 @@ def _check_startup(path: str, inputs: object) -> None:
     """ValueError, in the SDK's words, for inputs that are not those of the file's variables, in the order of names.
     UnsupportedError for values other than those that the file was compiled with.
     """
-    wanted = _startup.get(path, {})
+    described = _compiled_variables(path)
+    wanted = described or []
     if isinstance(inputs, Mapping):
-        for name in wanted:
-            if name not in inputs:
-                raise ValueError(f"Failed to find input tensor with name '{name}' in input dictionary.")
-        inputs = [inputs[name] for name in wanted]
+        for own in wanted:
+            if own.name not in inputs:
+                raise ValueError(f"Failed to find input tensor with name '{own.name}' in input dictionary.")
+        inputs = [inputs[own.name] for own in wanted]
     if not isinstance(inputs, (list, tuple)):
         raise ValueError("Expected the inputs to be a list.")
-    if path not in _startup:
+    if described is None:
         return
     if len(inputs) != len(wanted):
         raise ValueError(
             f"Embedded application runtime expects {len(wanted)} inputs, but {len(inputs)} were provided."
         )
-    for place, ((name, held), value) in enumerate(zip(wanted.items(), inputs, strict=True)):
+    for place, (own, value) in enumerate(zip(wanted, inputs, strict=True)):
         symbolic = isinstance(value, tf.Tensor) and not hasattr(value, "numpy")
         array = value if symbolic else np.asarray(value)
         shape, dtype = list(array.shape), tf.as_dtype(array.dtype)
-        at = f"at position {place} ('{name}'). Expected"
-        if shape != list(held.shape):
+        at = f"at position {place} ('{own.name}'). Expected"
+        if shape != own.shape:
+            raise ValueError(f"Mismatched input shape {at} {own.shape}, but input {place} has shape {shape}.")
+        if dtype != tf.as_dtype(own.dtype):
             raise ValueError(
-                f"Mismatched input shape {at} {list(held.shape)}, but input {place} has shape {shape}."
+                f"Mismatched input dtype {at} <dtype: '{own.dtype}'>, but input {place} has dtype {dtype.name}."
             )
-        if dtype != tf.as_dtype(held.dtype):
-            raise ValueError(
-                f"Mismatched input dtype {at} <dtype: '{held.dtype}'>, but input {place} has dtype {dtype.name}."
-            )
-        if not symbolic and not np.array_equal(array, held):
+        if not symbolic and _digest(array) != own.digest:
             raise UnsupportedError(
-                f"'{name}' is not what '{path}' was compiled with: podrun compiles variables into the file.",
+                f"'{own.name}' is not what '{path}' was compiled with: podrun compiles variables into the file.",
                 hint="Run the operation of experimental_application_compile_op again after the variables have changed.",
             )
 

@@ -14,6 +14,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -104,8 +105,10 @@ def read_served_step(
     return ServedStep(read_step(source), kinds, outputs, held, getattr(graph, "shards", 1))
 
 
-def write_program_file(served: ServedStep, path: str, iterations: int) -> None:
-    """Compile a step for as many IPUs as it has shards, and write it with its variables."""
+def write_program_file(
+    served: ServedStep, path: str, iterations: int, blobs: Mapping[str, bytes] = MappingProxyType({})
+) -> None:
+    """Compile a step for as many IPUs as it has shards, and write it with its variables and bytes of the caller."""
     plan = FixedPlan(iterations, {name: Returned(Retrieval.ALL) for name in sorted(served.outputs)})
     model = Model(served.graph(), TensorFlowOperators())
     settings = RunSettings(constant_weights=True)
@@ -115,7 +118,7 @@ def write_program_file(served: ServedStep, path: str, iterations: int) -> None:
     owner = _Owner()
     parts = assemble(source, built, DeviceProgram(device, owner))
     parts.loader.compile()
-    parts.files.save(path, "model")
+    parts.files.save(path, "model", blobs)
 
 
 class _Owner:
