@@ -81,7 +81,8 @@ def test_a_compiled_loop_runs_from_its_file(ipu: Any, tmp_path: Path) -> None:
         outfeed = ipu.ipu_outfeed_queue.IPUOutfeedQueue()
 
         def body(x: Any) -> Any:
-            return outfeed.enqueue(x @ tf.get_variable("w", initializer=W, use_resource=True))
+            with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(x > -1e6), [x])]):
+                return outfeed.enqueue(x @ tf.get_variable("w", initializer=W, use_resource=True))
 
         def loop() -> Any:
             return ipu.loops.repeat(3, body, infeed_queue=infeed)

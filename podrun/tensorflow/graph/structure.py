@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -50,6 +50,11 @@ class Assertions:
 
 ASSERTED = reference(Assertions())
 """The number of that queue."""
+
+
+def leaving(outfeeds: Mapping[int, Sequence[str]]) -> list[str]:
+    """The tensors that leave a program by outfeeds of its own, in order: what its assertions say is none of them."""
+    return [name for queue, names in outfeeds.items() if queue != ASSERTED for name in names]
 
 
 @reads_as("Assert")

@@ -25,6 +25,7 @@ from podrun.serving.runtime.config import OFF
 from podrun.tensorflow.capture.program_graphs import IpuGraph, parameter, trace
 from podrun.tensorflow.execution.host_program import HostProgram, feed_types
 from podrun.tensorflow.execution.launching import read_handle, value_tensor
+from podrun.tensorflow.graph.structure import leaving
 from podrun.tensorflow.sdk.served_programs import ServedStep, write_program_file
 
 
@@ -46,7 +47,7 @@ def experimental_application_compile_op(
     effects += [t.op for t in tf.nest.flatten(outcome) if isinstance(t, tf.Tensor)]
     graph.inputs = [*parameters, *(inner for _, inner in graph.captures)]
     program = HostProgram(graph, [], [*effects, *graph.control_outputs])
-    if program.loop is None or not program.step.infeeds or not program.step.outfeeds:
+    if program.loop is None or not program.step.infeeds or not leaving(program.step.outfeeds):
         raise UsageError(
             "experimental_application_compile_op takes a loop that takes from an infeed and gives to an outfeed.",
             hint="return ipu.loops.repeat(iterations, body, infeed_queue=infeed), with outfeed.enqueue in body",
@@ -59,8 +60,7 @@ def experimental_application_compile_op(
         held = dict(zip(program.keys, arrays, strict=True))
         compiled_with = [_described(name, arrays[names[name]]) for name in sorted(names, key=_order)]
         iterations = program.start_loop(held)
-        leaving = sum(len(queue) for queue in program.step.outfeeds.values())
-        outputs = [f"output_{place:03d}" for place in range(leaving)]
+        outputs = [f"output_{place:03d}" for place in range(len(leaving(program.step.outfeeds)))]
         kinds = feed_types(program.step)
         needed = {key: held[key] for key in program.source_keys}
         served = ServedStep(program.step, kinds, outputs, needed, program.shards)

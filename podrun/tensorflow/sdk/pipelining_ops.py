@@ -9,6 +9,7 @@ parallel stage are modelled on its first IPU.
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -283,9 +284,13 @@ def _update(output: OptimizerFunctionOutput, accumulation: Accumulation) -> tf.O
         pairs = opt.compute_gradients(
             output.loss, *(output.compute_gradients_args or ()), **(output.compute_gradients_kwargs or {})
         )
-        if all(
-            g is None for g, _ in pairs
-        ):  # A stage's gradient is zero where its loss does not depend on weights.
+        if all(g is None for g, _ in pairs):
+            # Right where this training keeps all weights as they are; else the loss is cut off from them by mistake.
+            warnings.warn(
+                f"The loss {output.loss.name!r} of the pipeline depends on no weight, so that its training changes "
+                "none. Compute it from the weights in the stages, without tf.stop_gradient between them.",
+                stacklevel=2,
+            )
             pairs = [(tf.zeros_like(v), v) for _, v in pairs]
         variables = [v for g, v in pairs if g is not None]
         _make_slots(opt, variables)

@@ -32,6 +32,7 @@ from podrun.tensorflow.capture.markers import mark, marked, reference
 from podrun.tensorflow.capture.program_graphs import IpuGraph, trace
 from podrun.tensorflow.execution.launching import read_handle
 from podrun.tensorflow.execution.step_program import ReadStep, StepSource, read_step
+from podrun.tensorflow.graph.structure import leaving
 from podrun.tensorflow.operators.table import TensorFlowOperators
 from podrun.tensorflow.sdk.ipu_strategy import IPUStrategyV1
 
@@ -64,8 +65,7 @@ class ServedStep:
 
     def graph(self) -> OperatorGraph:
         """The runtime's graph, with the inputs and outputs of the file."""
-        leaving = [name for queue in self.read.outfeeds.values() for name in queue]
-        renamed = dict(zip(leaving, self.outputs, strict=True))
+        renamed = dict(zip(leaving(self.read.outfeeds), self.outputs, strict=True))
         nodes = tuple(
             replace(node, outputs=tuple(renamed.get(o, o) for o in node.outputs)) for node in self.read.nodes
         )
