@@ -71,6 +71,33 @@ def test_a_division_is_the_best_of_all() -> None:
     assert 0 < impossible < 30
 
 
+def test_few_limits_of_many_layers_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    from podrun.tensorflow.keras import stage_partition
+
+    random, plain, tried = np.random.RandomState(3), stage_partition._fastest_division, []
+
+    def counted(costs: np.ndarray) -> tuple[int, list[int]]:
+        tried.append(costs)
+        return plain(costs)
+
+    monkeypatch.setattr(stage_partition, "_fastest_division", counted)
+    profile = drawn_profile(random, 40)
+    for layer in profile["layerInfo"]:
+        layer["memory"] |= {"inputs": int(random.randint(2000)), "outputs": int(random.randint(2000))}
+        layer["cycle"]["forward"] = int(random.randint(100, 10000))
+    link = {"recvGBps": 1, "recvIdleCycle": 3, "sendGBps": 2, "sendIdleCycle": 5}
+    cluster = {"clock": 1024**3, "memory": 400, "connection": [link] * 3}
+    starts = stage_partition.partition_by_cycles(profile, cluster, CONFIG)
+    divisions = ((0, a, b, 40) for a, b in itertools.combinations(range(1, 40), 2))
+    costs = [c for d in divisions if (c := division_cost(profile, cluster, d)) is not None]
+    assert division_cost(profile, cluster, tuple(starts)) == min(costs)
+    transfers = stage_partition.transfer_cost_matrix(profile, cluster)
+    assert len(tried) * 10 < len(np.unique(transfers))
+    cluster["connection"] = [link] * 41
+    with pytest.raises(ValueError, match="no division of 40 layers fits 41 IPUs"):
+        stage_partition.partition_by_cycles(profile, cluster, CONFIG)
+
+
 def test_a_range_shares_code_and_carries_values() -> None:
     from podrun.tensorflow.keras.stage_partition import (
         add_layer_to_range,

@@ -117,17 +117,30 @@ def partition_by_cycles(
     """The first layer of each stage, and the number of layers at the end, so that the slowest stage and the slowest
     exchange take the fewest cycles together. ValueError if no division fits.
 
-    For each limit on an exchange: the division whose slowest stage is fastest (Harlap et al., PipeDream, 2018).
+    For a limit on an exchange: the division whose slowest stage is fastest (Harlap et al., PipeDream, 2018). It gets no
+    slower as the limit rises, so that limits between two others are tried only if they can be better than the best.
     """
     limit = int(cluster_info["memory"] * config["memoryProportion"] * _MIB)
     costs = range_cost_matrix(model_profile, limit)
     transfers = transfer_cost_matrix(model_profile, cluster_info)
-    best, chosen = NOT_POSSIBLE, list[int]()
-    for most in np.unique(transfers[transfers < NOT_POSSIBLE]):
-        allowed = np.where(transfers <= most, costs[None], NOT_POSSIBLE)
-        slowest, starts = _fastest_division(allowed)
-        if slowest < NOT_POSSIBLE and slowest + most < best:
-            best, chosen = slowest + int(most), starts
+    limits = np.unique(transfers[transfers < NOT_POSSIBLE])
+    best, chosen = (NOT_POSSIBLE, NOT_POSSIBLE), list[int]()
+
+    def tried(place: int) -> int:
+        nonlocal best, chosen
+        most = int(limits[place])
+        slowest, starts = _fastest_division(np.where(transfers <= most, costs[None], NOT_POSSIBLE))
+        if slowest < NOT_POSSIBLE and (slowest + most, most) < best:
+            best, chosen = (slowest + most, most), starts
+        return slowest
+
+    places = len(limits) if len(costs) >= len(transfers) else 0
+    between = [(-1, places - 1, tried(places - 1))] if places else []
+    while between:
+        low, high, fastest = between.pop()
+        if high - low > 1 and (fastest + limits[low + 1], limits[low + 1]) < best:
+            middle = (low + high) // 2
+            between += [(middle, high, fastest), (low, middle, tried(middle))]
     if not chosen:
         raise ValueError(
             f"no division of {len(costs)} layers fits {len(transfers)} IPUs: take more of them, or a larger "
@@ -139,14 +152,11 @@ def partition_by_cycles(
 def _fastest_division(costs: np.ndarray) -> tuple[int, list[int]]:
     """The least cost of the costliest stage, of stages ``[ipu, start, end]`` for all layers, and their limits."""
     ipus, count, _ = costs.shape
-    reached, before = costs[0, 0].copy(), np.zeros((ipus, count), np.int64)
+    reached, before = costs[0, 0], np.zeros((ipus, count), np.int64)
     for ipu in range(1, ipus):
-        following = np.full(count, NOT_POSSIBLE, np.int64)
-        for end in range(1, count):
-            candidates = np.maximum(reached[:end], costs[ipu, 1 : end + 1, end])
-            before[ipu, end] = candidates.argmin()
-            following[end] = candidates.min()
-        reached = following
+        candidates = np.maximum(reached[:-1, None], costs[ipu, 1:])
+        before[ipu] = candidates.argmin(0)
+        reached = candidates.min(0)
     limits, end = [count], count - 1
     for ipu in range(ipus - 1, 0, -1):
         end = int(before[ipu, end])
