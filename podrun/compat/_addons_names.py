@@ -102,6 +102,7 @@ _PROFILES = {
     "copy_layer_info": f"{_PARTITION}copied_profile",
     "transfer_cycle": f"{_PARTITION}stage_transfer_cycles",
     "aggregate_info_inplace": f"{_PARTITION}add_layer_to_range",
+    "compare_pipelined_model_profile": f"{_PARTITION}print_profile_differences",
 }
 _AUTO_PIPELINE: dict[str, dict[str, str]] = {
     "keras.experimental": {},
@@ -111,6 +112,8 @@ _AUTO_PIPELINE: dict[str, dict[str, str]] = {
     "keras.experimental.auto_pipeline.utils.keras_utils": {
         "parse_model_intermediate": f"{_PARTITION}parse_model_intermediate",
         "get_assignment_layer_type": f"{_PARTITION}layer_call_type",
+        "prepend_batchsize": f"{_PARTITION}with_batch_size",
+        "tf_tensor_size": f"{_PARTITION}tensor_bytes",
     },
     "keras.experimental.auto_pipeline.prediction": {},
     "keras.experimental.auto_pipeline.prediction.partition": {

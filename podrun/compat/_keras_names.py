@@ -110,16 +110,31 @@ _KERAS_ROOTS = ("tensorflow.python.keras", "keras", _API, "tf_keras")
 """Where programs look for these names; ``tf_keras`` itself and its public modules call themselves so."""
 
 
+_AUTO = "keras.experimental.auto_pipeline."
+_PROFILED = "profiles of layers; use podrun profile"
 REFUSED_NAMES = {
     "Dense": "float8; use keras.layers.Dense",
     **dict.fromkeys(
-        ("Model", "Sequential", "PipelineModel", "PipelineSequential"),
+        ("Model", "Sequential", "PipelineModel", "PipelineSequential", "SequentialPipelineModel"),
         "classes of SDK 2.2; use keras.Model and keras.Sequential under an IPUStrategy",
     ),
-    "keras.experimental.auto_pipeline.utils.profiler": "profiles of layers; use podrun profile",
-    "keras.experimental.auto_pipeline.utils.pva_utils": "profiles of layers; use pva",
+    f"{_AUTO}utils.profiler": _PROFILED,
+    f"{_AUTO}utils.pva_utils": "profiles of layers; use pva",
+    f"{_AUTO}prediction.partition.parse_layer_profile": _PROFILED,
+    f"{_AUTO}prediction.partition.create_model_profile": _PROFILED,
+    f"{_AUTO}prediction.partition_evaluate": "profiles of pipelines; use podrun profile",
+    f"{_AUTO}prediction.max_throughput": "searches by profiles of layers; use podrun estimate --scan",
 }
-"""Names of the SDK's layers that are refused, and what to use instead."""
+"""Names of the SDK's layers, and of what is below its addons, that are refused, and what to use instead."""
+
+
+_MODULES_WITH_REFUSED = (
+    ".layers",
+    "ipu.optimizers",
+    "keras.optimizers",
+    "ipu.keras.pipeline",
+    "keras.ipu.pipeline",
+)
 
 
 def _entry(place: str) -> object:
@@ -138,10 +153,10 @@ def _lazy_module(name: str, names: Mapping[str, str], below: Sequence[str]) -> t
             value = _entry(names[entry])
             setattr(module, entry, value)
             return value
-        if entry in REFUSED_NAMES and (
-            name in IPU_ROOTS or name.endswith((".layers", "ipu.optimizers", "keras.optimizers"))
-        ):
-            raise NotImplementedError(f"podrun does not have {name}.{entry}: {REFUSED_NAMES[entry]}")
+        short = entry if name in IPU_ROOTS or name.endswith(_MODULES_WITH_REFUSED) else None
+        why = REFUSED_NAMES.get(short or f"{name}.{entry}".removeprefix(f"{ADDONS_ROOT}."))
+        if why:
+            raise NotImplementedError(f"podrun does not have {name}.{entry}: {why}")
         if entry in below:
             return importlib.import_module(f"{name}.{entry}")
         raise AttributeError(f"module {name!r} has no attribute {entry!r}")

@@ -105,8 +105,8 @@ NAMES: dict[str, dict[str, str]] = {
         "IPUMultiWorkerStrategyV1": "RefusedMultiWorkerStrategy",
     },
     "horovod.ipu_horovod_strategy": {
-        "IPUHorovodStrategy": "PopDistStrategy",
-        "IPUHorovodStrategyV1": "PopDistStrategy",
+        "IPUHorovodStrategy": "HorovodStrategy",
+        "IPUHorovodStrategyV1": "HorovodStrategy",
     },
     "horovod.ipu_multi_replica_strategy": {
         "IPUMultiReplicaStrategy": "PopDistStrategy",

@@ -164,3 +164,52 @@ def test_a_branch_gives_to_an_outfeed_where_it_is_reached(ipu: Any) -> None:
         np.testing.assert_array_equal(tens, [10, 30, 50])
         assert session.run(last.dequeue())["i"] == 5
         np.testing.assert_array_equal(session.run(summed.dequeue())[0], [0 + 1 + 2, 3 + 4 + 5])
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "instead"),
+    [
+        ("keras.ipu", "SequentialPipelineModel", "use keras.Model"),
+        ("tensorflow.python.ipu.keras", "PipelineSequential", "use keras.Model"),
+        ("tensorflow.python.ipu.keras.pipeline", "SequentialPipelineModel", "use keras.Model"),
+        ("keras.ipu.pipeline", "PipelineModel", "use keras.Model"),
+        *(
+            (f"ipu_tensorflow_addons.keras.experimental.auto_pipeline.prediction{module}", name, instead)
+            for module, name, instead in (
+                (".partition", "parse_layer_profile", "use podrun profile"),
+                (".partition", "create_model_profile", "use podrun profile"),
+                ("", "partition_evaluate", "use podrun profile"),
+                ("", "max_throughput", "use podrun estimate --scan"),
+            )
+        ),
+    ],
+)
+def test_names_that_podrun_does_not_have_are_refused_with_what_to_use(
+    module: str, name: str, instead: str
+) -> None:
+    from podrun.compat._keras_names import own_module
+
+    with pytest.raises(NotImplementedError, match=f"does not have {module}.{name}: .*{instead}"):
+        getattr(own_module(module), name)
+
+
+def test_helpers_of_profiles_have_their_published_names() -> None:
+    from podrun.compat._keras_names import own_module
+    from podrun.tensorflow.keras import stage_partition
+
+    utils = "ipu_tensorflow_addons.keras.experimental.auto_pipeline.utils"
+    helpers = own_module(f"{utils}.keras_utils")
+    assert helpers is not None
+    assert (helpers.prepend_batchsize, helpers.tf_tensor_size) == (
+        stage_partition.with_batch_size,
+        stage_partition.tensor_bytes,
+    )
+    types = own_module(f"{utils}.types_utils")
+    assert types is not None
+    assert types.compare_pipelined_model_profile is stage_partition.print_profile_differences
+
+
+def test_a_strategy_takes_where_variables_are(ipu: Any) -> None:
+    strategy = ipu.horovod.ipu_horovod_strategy.IPUHorovodStrategy("/device:IPU:0", variables_on_host=True)
+    assert strategy.variables_on_host
+    assert strategy.adds_reductions

@@ -149,3 +149,39 @@ def test_calls_of_layers_are_measured_and_told_apart(ipu_device: None) -> None:
     np.testing.assert_array_equal(leaving, np.array([10, 20, 20, 10, 3]) * 16)
     assert kinds[1] == kinds[2]
     assert len(set(kinds)) == 4
+
+
+def test_helpers_of_profiles(capsys: pytest.CaptureFixture[str]) -> None:
+    import tensorflow as tf
+
+    from podrun.tensorflow.keras.stage_partition import (
+        print_profile_differences,
+        tensor_bytes,
+        with_batch_size,
+    )
+
+    assert with_batch_size((None, 3), 4) == (4, 3)
+    assert with_batch_size((2, 3), 4) == (2, 3)
+    assert tensor_bytes(tf.TensorSpec([None, 3], tf.float16), 4) == 24
+    memory = {
+        "shared": {"code_1": 1024**2, "code_2": 1024**2},
+        "exclusive": {"weights": 0},
+        "maxTemporary": 0,
+    }
+    actual = {
+        "cycle": {"total": 4000, "forward": 4000, "backward": 0},
+        "memory": {**memory, "totalMemory": 4 * 1024**2},
+    }
+    estimated = {
+        "cycle": {"total": 5000, "forward": 3000, "backward": 0},
+        "memory": {**memory, "totalMemory": 3 * 1024**2},
+    }
+    print_profile_differences([estimated], [actual])
+    words = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert words[0] == ["IPU", "0"]
+    rows = {
+        w[0]: [float(w[i].rstrip("%")) for i in (3, 5, 7, 9)] for w in words if "|" in w and w[0] != "total"
+    }
+    assert rows == {"forward": [4, 3, -1, -25], "code": [2, 2, 0, 0]}
+    totals = [[w[3], w[5]] for w in words if w[0] == "total"]
+    assert totals == [["4.0", "5.0"], ["4.0", "3.0"]]

@@ -179,6 +179,16 @@ def _sized(shape: Sequence[int | None], batch_size: int) -> tuple[int, ...]:
     return (batch_size if first is None else first, *(int(d or 0) for d in rest))
 
 
+def with_batch_size(shape: Sequence[int | None], batch_size: int) -> Sequence[int | None]:
+    """The shape, with the batch size in the place of a first dimension that is not known."""
+    return (batch_size, *shape[1:]) if shape[0] is None else shape
+
+
+def tensor_bytes(tensor: tf.Tensor | tf.TensorSpec, batch_size: int) -> int:
+    """The bytes of a tensor of this batch size."""
+    return int(np.prod(_sized(tensor.shape.as_list(), batch_size), dtype=np.int64)) * int(tensor.dtype.size)
+
+
 def parse_model_intermediate(
     model: tf_keras.Model, batch_size: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -189,10 +199,7 @@ def parse_model_intermediate(
     births = {id(t): (-1, t) for t in _symbolic(model.input)}
     births |= {id(t): (place, t) for place, call in enumerate(calls) for t in _symbolic(call.output_tensors)}
     read = [{id(t) for t in _symbolic([c.call_args, c.call_kwargs])} & births.keys() for c in calls]
-    sizes = {
-        key: int(np.prod(_sized(t.shape.as_list(), batch_size), dtype=np.int64)) * t.dtype.size
-        for key, (_, t) in births.items()
-    }
+    sizes = {key: tensor_bytes(t, batch_size) for key, (_, t) in births.items()}
     carried = np.zeros(len(calls), np.int64)
     entering, leaving = np.zeros_like(carried), np.zeros_like(carried)
     for key, (birth, _) in births.items():
@@ -204,6 +211,34 @@ def parse_model_intermediate(
         if birth >= 0:
             leaving[birth] += sizes[key]
     return carried, carried + entering, carried + leaving
+
+
+def print_profile_differences(
+    estimated_profile: Sequence[dict[str, Any]], actual_profile: Sequence[dict[str, Any]]
+) -> None:
+    """Print thousands of cycles and MiB of each IPU, actual and estimated; rows that are zero in fact are left out."""
+    for ipu, pair in enumerate(zip(actual_profile, estimated_profile, strict=False)):
+        print(f"IPU {ipu}")
+        for kind, unit, digits in (("cycle", 1000, 0), ("memory", _MIB, 2)):
+            print(kind)
+            actual, estimated = (_amounts(info, kind) for info in pair)
+            for name, amount in ((n, a) for n, a in actual.items() if a):
+                other = estimated.get(name, 0)
+                columns = [round(value / unit, digits) for value in (amount, other, other - amount)]
+                texts = (f"{k}: {v:>10}" for k, v in zip(("Act", "Est", "Diff"), columns, strict=True))
+                percent = round((other - amount) / amount * 100, 2)
+                print(f"{name:>20} |", *texts, f"Percent: {percent:>7}%", sep="  ")
+
+
+def _amounts(info: dict[str, Any], kind: str) -> dict[str, int]:
+    """The rows of a profile of a stage: its cycles, or its bytes by what they hold."""
+    part = info[kind]
+    if kind == "cycle":
+        return {name: part[name] for name in ("total", "forward", "backward")}
+    amounts = Counter({"total": part["totalMemory"], "notAlwaysAlive": part["maxTemporary"]})
+    for name, size in (*part["shared"].items(), *part["exclusive"].items()):
+        amounts[name.split("_")[0]] += size
+    return dict(amounts)
 
 
 def layer_call_type(assignment: FunctionalLayerPipelineStageAssignment, batch_size: int) -> str:

@@ -100,4 +100,14 @@ class PopDistStrategy(IPUStrategyV1):
         place_instance(config, int(core.getNumIpusPerReplica()) if core.isPopdistEnvSet() else 1)
 
 
+class HorovodStrategy(PopDistStrategy):
+    """``IPUHorovodStrategy``: the same with the arguments of the SDK. ``variables_on_host`` changes no result."""
+
+    def __init__(
+        self, ipu_device: str = "/device:IPU:0", variables_on_host: bool = False, **options: bool
+    ) -> None:
+        self.variables_on_host = variables_on_host
+        super().__init__(ipu_device, **options)
+
+
 PopDistStrategyV1 = PopDistStrategy
