@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tf_keras.layers import Layer
 
 pytestmark = [
-    pytest.mark.slow,  # In a process of its own: other tests leave podrun's stand-ins for TensorFlow's modules behind.
+    pytest.mark.slow,
     pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed"),
 ]
 _random = np.random.RandomState(3)

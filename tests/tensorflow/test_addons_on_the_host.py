@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 pytestmark = [
-    pytest.mark.slow,  # In a process of its own: other tests leave podrun's stand-ins for TensorFlow's modules behind.
     pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed"),
     pytest.mark.usefixtures("ipu_device"),
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,17 +25,14 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture
-def helper(ipu: Any) -> Iterator[Any]:
-    """A folder for the reports of programs; afterwards there is one IPU without options."""
+def helper(ipu: Any) -> Any:
+    """A folder for the reports of programs."""
     reports = ipu.test_utils.ReportHelper()
     config = ipu.config.IPUConfig()
     config.auto_select_ipus = 1
     reports.set_autoreport_options(config)
     config.configure_ipu_system()
-    yield reports
-    config = ipu.config.IPUConfig()
-    config.auto_select_ipus = 1
-    config.configure_ipu_system()
+    return reports
 
 
 def test_a_program_that_was_refused_is_refused_again(
@@ -108,7 +105,7 @@ def test_what_a_program_says_of_recomputation_changes_the_memory_of_its_report(i
     suggested = measured(ipu.internal_ops.recompute_suggestion, False)
     again = measured(lambda tensors: tensors, True)
     kept = measured(ipu.pipelining_ops.recomputation_checkpoint, True)
-    assert plain[0] == suggested[0] == again[0] == kept[0]
+    assert [v for v, _ in (suggested, again, kept)] == pytest.approx([plain[0]] * 3, rel=1e-6)
     assert suggested[1] < 0.95 * plain[1]
     assert again[1] < 0.95 * kept[1]
 

@@ -81,7 +81,7 @@ def cut() -> Iterator[None]:
         yield
 
 
-@pytest.mark.sample(60)
+@pytest.mark.sample(61)  # Odd: of the types, which change from case to case, both run by default.
 @pytest.mark.parametrize("half", [False, True], ids=["float32", "float16"])
 @pytest.mark.parametrize("one", CASES, ids=lambda c: c.name)
 def test_it_computes_what_tensorflow_does(one: RawCase, half: bool) -> None:

@@ -15,7 +15,7 @@ import pytest
 from tests.tensorflow.generated_models import KINDS, GeneratedModel, assign_stages, generated
 
 pytestmark = [
-    pytest.mark.slow,  # In a process of its own: other tests leave podrun's stand-ins for TensorFlow's modules behind.
+    pytest.mark.slow,
     pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed"),
 ]
 BATCH, UPDATES, TOGETHER = 4, 5, 4

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tf_keras.layers import Layer
 
 pytestmark = [
-    pytest.mark.slow,  # In a process of its own: other tests leave podrun's stand-ins for TensorFlow's modules behind.
+    pytest.mark.slow,
     pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed"),
 ]
 
@@ -90,20 +90,26 @@ def test_initial_weights_follow_the_seed_of_the_program(one_ipu: None) -> None:
     np.testing.assert_allclose(seeded, expected_seeded, rtol=1e-6)
 
 
-def test_a_pipeline_warns_of_moving_statistics(one_ipu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("momentum", "count"), [(1.0, 0), (0.0, 0), (0.5, 1)])
+def test_a_pipeline_warns_of_moving_statistics(
+    two_replicas: None, monkeypatch: pytest.MonkeyPatch, momentum: float, count: int
+) -> None:
     from tensorflow import keras
 
     from podrun.private_apis.tensorflow import private_module
-    from podrun.tensorflow.keras.model_programs import warn_of_moving_statistics
 
-    said: list[str] = []
-    monkeypatch.setattr(private_module("platform.tf_logging"), "warn", said.append)
-    for momentum, count in ((1.0, 0), (0.0, 0), (0.5, 1)):
-        norm = keras.layers.BatchNormalization(momentum=momentum, name="norm")
-        warn_of_moving_statistics(keras.Sequential([norm, keras.layers.Dense(1)]))
-        assert len(said) == count
-    assert "The moving statistics" in said[0]
-    assert "norm" in said[0]
+    warnings: list[str] = []
+    monkeypatch.setattr(private_module("platform.tf_logging"), "warn", warnings.append)
+    norm = keras.layers.BatchNormalization(momentum=momentum, name="norm", input_shape=POINTS.shape[1:])
+    model = keras.Sequential([norm, keras.layers.Dense(1)])
+    model.set_pipeline_stage_assignment([0, 1])
+    model.compile(keras.optimizers.SGD(0.1), "mse", steps_per_execution=4)
+    model.set_pipelining_options(gradient_accumulation_steps_per_replica=4)
+    model.predict(POINTS, batch_size=4, verbose=0)
+    assert warnings == []
+    model.fit(POINTS, TARGETS, batch_size=4, verbose=0)
+    assert len(warnings) == count
+    assert all("The moving statistics" in text and "norm" in text for text in warnings)
 
 
 def test_an_optimizer_that_cannot_accumulate_is_refused_first(two_replicas: None) -> None:

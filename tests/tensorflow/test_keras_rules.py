@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tf_keras import Model
 
 pytestmark = [
-    pytest.mark.slow,  # In a process of its own: other tests leave podrun's stand-ins for TensorFlow's modules behind.
+    pytest.mark.slow,
     pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed"),
 ]
 Array = npt.NDArray[np.float32]

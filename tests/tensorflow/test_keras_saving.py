@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["one_ipu"]
 pytestmark = [
-    pytest.mark.slow,  # In a process of its own, as the tests of Keras' rules.
+    pytest.mark.slow,
     pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed"),
 ]
 

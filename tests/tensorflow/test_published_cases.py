@@ -18,8 +18,8 @@ pytestmark = [
 ]
 
 
-def configured(ipu: Any, count: int = 1) -> Any:
-    """Version 1 of TensorFlow, with a device of so many IPUs."""
+def configured(ipu: Any, count: int | list[int] = 1) -> Any:
+    """Version 1 of TensorFlow, with a device of so many IPUs, or with several devices."""
     import tensorflow.compat.v1 as tf
 
     config = ipu.config.IPUConfig()
@@ -212,7 +212,7 @@ def test_reports_count_the_runs_of_equal_programs(ipu: Any) -> None:
 
 
 def test_variables_start_from_others(ipu: Any) -> None:
-    """``initialized_value`` of a resource variable, which TensorFlow no longer has."""
+    """``initialized_value`` of a resource variable, which TensorFlow no longer has; `ipu_device` takes it away."""
     compat = importlib.import_module("podrun.compat._tensorflow")
     compat._give_back_names()
     tf = configured(ipu)

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.tensorflow.test_published_cases import configured
+
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed"),
@@ -16,19 +18,9 @@ pytestmark = [
 PLUGIN = "tensorflow.compiler.plugin.poplar."
 
 
-def configured(ipu: Any, count: int | list[int] = 2) -> Any:
-    """Version 1 of TensorFlow, with devices of so many IPUs."""
-    import tensorflow.compat.v1 as tf
-
-    config = ipu.config.IPUConfig()
-    config.auto_select_ipus = count
-    config.configure_ipu_system()
-    return tf
-
-
 def inferred(ipu: Any, **options: Any) -> Any:
     """What the outfeed of a pipeline of two stages gives for four elements: 2, 3, 4, 5."""
-    tf = configured(ipu)
+    tf = configured(ipu, 2)
     with tf.Graph().as_default(), tf.Session() as session:
         dataset = tf.data.Dataset.from_tensor_slices(np.arange(4, dtype=np.float32)).repeat()
         infeed = ipu.ipu_infeed_queue.IPUInfeedQueue(dataset)
@@ -59,7 +51,7 @@ def test_one_tensor_leaves_a_pipeline_by_itself(ipu: Any) -> None:
 
 def trained(ipu: Any, loss: Any, *, queue: bool = True, **options: Any) -> tuple[Any, Any]:
     """What the outfeed gives, and a weight of 2 after one update of four mini-batches."""
-    tf = configured(ipu)
+    tf = configured(ipu, 2)
     ops = ipu.pipelining_ops
     with tf.Graph().as_default(), tf.Session() as session:
         outfeed = ipu.ipu_outfeed_queue.IPUOutfeedQueue()
@@ -99,7 +91,7 @@ def test_types_of_accumulators_are_classes_or_functions(ipu: Any, dtype: Any) ->
 
 def test_a_loss_may_depend_on_no_weights(ipu: Any) -> None:
     """All gradients are zero then, with a warning; nothing that leaves is refused without a queue for it."""
-    tf = configured(ipu)
+    tf = configured(ipu, 2)
     with pytest.warns(UserWarning, match="The loss '.*' of the pipeline depends on no weight"):
         losses, weight = trained(ipu, lambda _: tf.constant(1.0))
     np.testing.assert_array_equal(np.ravel(losses), [1.0] * 4)
@@ -168,13 +160,10 @@ def test_seeds_of_devices(ipu: Any) -> None:
         for device in ("/device:IPU:0", "/device:IPU:1"):
             with ipu.scopes.ipu_scope(device):
                 drawn += ipu.ipu_compiler.compile(lambda: tf.random.uniform([100]))
+        assert np.any(np.subtract(*session.run(drawn)))
         for device in ("/device:IPU:0", "/device:IPU:1"):
             assert ipu.utils.reset_ipu_seed(7, device) is None
         one, two = session.run(drawn[0]), session.run(drawn[0])
         assert np.any(one != two)
         ipu.utils.reset_ipu_seed(7)
         np.testing.assert_array_equal(session.run(drawn[0]), one)
-    from podrun.tensorflow.execution.device_table import DEVICES
-
-    DEVICES.streams.clear()
-    assert DEVICES.next_seed(0) != DEVICES.next_seed(1)

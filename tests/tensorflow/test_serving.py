@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import shutil
 from pathlib import Path
@@ -112,8 +113,8 @@ def test_a_compiled_loop_runs_from_its_file(ipu: Any, tmp_path: Path) -> None:
             with pytest.raises(ValueError, match="expects 1 inputs, but 0 were provided"):
                 runtime.embedded_runtime_start(copied, [], "application")
             context = runtime.embedded_runtime_start(path.encode(), {"XLA_Args/w": W}, "application")
-            (result,) = session.run(runtime.embedded_runtime_call([x], context), {x: X})
-            context.runner.close()
+            with contextlib.closing(context.runner):
+                (result,) = session.run(runtime.embedded_runtime_call([x], context), {x: X})
     np.testing.assert_allclose(result, X @ W, atol=1e-6)
 
 

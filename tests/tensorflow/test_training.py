@@ -92,7 +92,7 @@ def _keras_fit(steps_per_execution: int) -> tuple[list[float], np.ndarray]:
     return history.history["loss"], model.get_weights()[0]
 
 
-@pytest.mark.slow  # In a process of its own: other tests leave podrun's stand-ins for TensorFlow's modules behind.
+@pytest.mark.slow
 def test_a_keras_fit_trains_as_on_the_cpu(ipu_device: None) -> None:
     from podrun.tensorflow.sdk.ipu_strategy import IPUStrategyV1
 
