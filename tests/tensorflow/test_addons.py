@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -260,7 +261,8 @@ def test_layer_norm_dense_and_embedding() -> None:
         SerialDense(6, 2, "rows")
 
 
-def test_dropout_and_hints() -> None:
+def test_dropout_and_hints(ipu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+
     from podrun.tensorflow.addons.layers import AssumeEqualAcrossReplicas, Dropout, RecomputationCheckpoint
 
     x = np.ones((64, 64), np.float32)
@@ -269,6 +271,17 @@ def test_dropout_and_hints() -> None:
     assert abs((kept == 0).mean() - 0.25) < 0.05
     for layer in (Dropout(0.25), RecomputationCheckpoint(), AssumeEqualAcrossReplicas()):
         agree(on_ipu(layer, x), [x])
+    public, asked = "tensorflow.python.ipu.ops.cross_replica_ops", []
+
+    def noted(inputs: tf.Tensor, inplace: bool) -> tf.Tensor:
+        asked.append(inplace)
+        return inputs
+
+    monkeypatch.delitem(sys.modules, public, raising=False)
+    AssumeEqualAcrossReplicas()(x)
+    monkeypatch.setattr(sys.modules[public], "assume_equal_across_replicas", noted)
+    AssumeEqualAcrossReplicas(inplace=True)(x)
+    assert asked == [True]
 
 
 GRADIENTS = [_random.randn(4, 3).astype(np.float32) for _ in range(6)]

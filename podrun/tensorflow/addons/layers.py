@@ -6,7 +6,7 @@ Keras' axes. Hints (`RecomputationCheckpoint`, `AssumeEqualAcrossReplicas`) chan
 
 from __future__ import annotations
 
-import sys
+import importlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -308,7 +308,7 @@ class AssumeEqualAcrossReplicas(tf_keras.layers.Layer):  # type: ignore[misc]
 
     def call(self, inputs: tf.Tensor, **kwargs: object) -> tf.Tensor:
         """The inputs, unchanged."""
-        operations = sys.modules.get("tensorflow.python.ipu.ops.cross_replica_ops", replica_ops)
+        operations = importlib.import_module("tensorflow.python.ipu.ops.cross_replica_ops")
         return operations.assume_equal_across_replicas(inputs, self._inplace)
 
     def get_config(self) -> dict[str, object]:
