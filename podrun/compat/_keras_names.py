@@ -222,10 +222,12 @@ def _keras_module(fullname: str) -> types.ModuleType | None:
         for candidate in (_OLD_KERAS.get(key), public, f"src.{key}"):
             if candidate is None:
                 continue
+            place = f"tf_keras.{candidate}"
             try:
-                return importlib.import_module(f"tf_keras.{candidate}")
-            except ModuleNotFoundError:
-                continue
+                return importlib.import_module(place)
+            except ModuleNotFoundError as error:
+                if error.name is None or not f"{place}.".startswith(f"{error.name}."):
+                    raise  # The module is there, and another that it imports is missing.
         if root == _FROZEN_ROOT and key in _FROZEN:
             return _FROZEN[key]
     return None
@@ -263,14 +265,14 @@ class KerasFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         module = _keras_module(spec.name)
         if module is None:
             raise ModuleNotFoundError(f"No module named {spec.name!r}", name=spec.name)
-        self._kept[spec.name] = (module, module.__spec__)
+        self._kept.setdefault(module.__name__, (module, module.__spec__))
         return module
 
     def exec_module(self, module: types.ModuleType) -> None:
         """Modules are complete when they are made; one of Keras' own keeps its spec."""
-        for kept, spec in self._kept.values():
-            if kept is module and spec is not None:
-                module.__spec__ = spec
+        kept, spec = self._kept.get(module.__name__, (None, None))
+        if kept is module and spec is not None:
+            module.__spec__ = spec
 
 
 def serve_keras_names() -> None:
@@ -307,10 +309,12 @@ _MODULES_OF_CLASSES = (
 
 
 def _inner_attribute(module: str, name: str) -> object:
+    """A class, function or module of Keras that a public module does not name, and not what it imports from others."""
     if not name.startswith("__"):
-        inner = importlib.import_module(f"tf_keras.src.{module}")
-        if hasattr(inner, name):
-            return getattr(inner, name)
+        value = getattr(importlib.import_module(f"tf_keras.src.{module}"), name, None)
+        origin = getattr(value, "__name__" if isinstance(value, types.ModuleType) else "__module__", None)
+        if isinstance(origin, str) and origin.startswith("tf_keras."):
+            return value
     raise AttributeError(f"module 'keras.{module}' has no attribute {name!r}")
 
 

@@ -7,6 +7,7 @@ into site-packages. Whether ``import tensorflow`` gives version 1 (``tf.compat.v
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -14,7 +15,7 @@ import importlib.util
 import os
 import sys
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,9 @@ def _messages(module: str) -> dict[str, object]:
 class SdkFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finds the modules that only the SDK's TensorFlow has."""
 
+    def __init__(self) -> None:
+        self._kept: dict[str, tuple[types.ModuleType, importlib.machinery.ModuleSpec | None]] = {}
+
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
@@ -140,7 +144,7 @@ class SdkFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         name = spec.name
         if name.startswith("tensorflow_core.") or name in MOVED:
             module = importlib.import_module(MOVED.get(name) or "tensorflow." + name.partition(".")[2])
-            self._kept = (module, module.__spec__)
+            self._kept.setdefault(module.__name__, (module, module.__spec__))
             return module
         if _is_estimator(name):
             return _estimator_module(name)
@@ -192,9 +196,9 @@ class SdkFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def exec_module(self, module: types.ModuleType) -> None:
         """Modules are complete when they are made; one of TensorFlow's own keeps its spec."""
-        kept = getattr(self, "_kept", None)
-        if kept is not None and kept[0] is module:
-            module.__spec__ = kept[1]
+        kept, spec = self._kept.get(module.__name__, (None, None))
+        if kept is module:
+            module.__spec__ = spec
 
 
 def _real_spec() -> importlib.machinery.ModuleSpec | None:
@@ -229,13 +233,46 @@ def add_sdk(module: Any) -> None:
     module.python = importlib.import_module("tensorflow.python")
     if not any(isinstance(finder, SdkFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, SdkFinder())
-    importlib.import_module("podrun.tensorflow.keras.extensions").install_keras()
     estimators = _estimator_module()
     module.estimator = module.compat.v1.estimator = estimators
+    when_complete("tf_keras", functools.partial(_add_keras, module))
+
+
+def _add_keras(module: Any) -> None:
+    importlib.import_module("podrun.tensorflow.keras.extensions").install_keras()
     serve_keras_names()
     _give_back_names()
     if wants_version_1():
         _overlay(module)
+
+
+class _WatchedSpec(importlib.machinery.ModuleSpec):
+    """The spec of a module that is being imported. The import system notes there that the module is complete."""
+
+    action: Callable[[], None]
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name != "_initializing" or value:
+            super().__setattr__(name, value)
+            return
+        self.__class__ = importlib.machinery.ModuleSpec  # type: ignore[assignment]
+        try:
+            if getattr(sys.modules.get(self.name), "__spec__", None) is self:  # Else its import failed.
+                self.action()
+        finally:
+            self._initializing = False
+
+
+def when_complete(name: str, action: Callable[[], None]) -> None:
+    """Call ``action`` at once, or, if a module is just being imported, when it is complete: ``import tf_keras`` imports
+    TensorFlow before it has any names.
+    """
+    spec = getattr(sys.modules.get(name), "__spec__", None)
+    if spec is None or not getattr(spec, "_initializing", False):
+        action()
+        return
+    spec.action = action
+    spec.__class__ = _WatchedSpec
 
 
 def _give_back_names() -> None:

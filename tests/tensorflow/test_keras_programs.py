@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import re
@@ -73,3 +74,26 @@ def test_names_of_the_sdk_mean_what_they_say(tmp_path: Path) -> None:
     assert "`steps_per_execution` must be a divisor" in output
     assert "element [0. 1.]" in output
     assert "refused: podrun does not have ipu_tensorflow_addons.keras.layers.Dense" in output
+
+
+def test_keras_may_be_what_a_program_imports_first() -> None:
+    """``import tf_keras`` imports TensorFlow, and with it the extensions, before it has any names."""
+    program = (
+        "import tf_keras, tensorflow as tf, keras.engine.training as old\n"
+        "print(tf_keras.ipu.__name__, tf.keras.ipu is tf_keras.ipu, old.Model is tf_keras.Model)\n"
+        "print(tf_keras.Model.set_gradient_accumulation_options.__name__, tf_keras.optimizers.Adam.__module__)"
+    )
+    folder = Path(importlib.import_module("podrun.compat").__path__[0])
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env={**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{folder.parents[1]}"},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.split() == [
+        *("keras.ipu", "True", "True"),
+        *("set_gradient_accumulation_options", "tf_keras.src.optimizers.legacy.adam"),
+    ]
