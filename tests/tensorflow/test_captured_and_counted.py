@@ -197,8 +197,23 @@ def test_optimizers_derive_from_the_one_that_scales_losses(ipu: Any, strategy: A
             model.fit(points, points[:, :1], batch_size=2, shuffle=False, verbose=0)
         weights.append(model.get_weights()[0])
     np.testing.assert_allclose(weights[1], weights[0], rtol=1e-5)
-    newer = tf_keras.mixed_precision.LossScaleOptimizer(tf_keras.optimizers.experimental.SGD(0.1))
+    scaling = tf_keras.mixed_precision.LossScaleOptimizer
+    newer = scaling(tf_keras.optimizers.experimental.SGD(0.1))
+    older = scaling(tf_keras.optimizers.SGD(0.1))
     assert type(newer).__name__ == "LossScaleOptimizerV3"
+    assert isinstance(newer, scaling)
+    assert isinstance(older, scaling)
+    assert isinstance(Static(tf_keras.optimizers.SGD(0.1), 2.0), scaling)
+    assert not isinstance(tf_keras.optimizers.SGD(0.1), scaling)
+    assert not isinstance(newer, Static)
+    with strategy.scope():
+        model = tf_keras.Sequential([tf_keras.layers.Dense(1, input_shape=(3,))])
+        model.compile(newer, "mse", steps_per_execution=2)
+        model.set_gradient_accumulation_options(2)
+        with pytest.raises(
+            NotImplementedError, match="does not accumulate gradients for LossScaleOptimizerV3"
+        ):
+            model.fit(points, points[:, :1], batch_size=2, verbose=0)
 
 
 def test_the_ordinal_stands_behind_the_name_of_a_queue(ipu: Any) -> None:

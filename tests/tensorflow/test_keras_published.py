@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -88,6 +89,51 @@ def test_initial_weights_follow_the_seed_of_the_program(one_ipu: None) -> None:
     seeded = keras.initializers.RandomNormal(seed=3)((2, 2)).numpy()
     expected_seeded = tf.random.stateless_normal((2, 2), [3, 0], stddev=0.05)
     np.testing.assert_allclose(seeded, expected_seeded, rtol=1e-6)
+
+
+def test_initial_weights_without_an_ipu_leave_the_seed_of_the_program(ipu_device: None) -> None:
+    import tensorflow as tf
+    from tensorflow import keras
+
+    drawn = []
+    for build in (False, True):
+        tf.random.set_seed(7)
+        if build:
+            keras.layers.Dense(3).build((None, 2))
+        drawn.append(float(tf.random.uniform([])))
+    assert drawn[0] == drawn[1]
+    initializer = keras.initializers.RandomUniform()
+    values = tf.function(lambda: initializer((2,)))
+    np.testing.assert_array_equal(values(), values())
+
+
+def test_methods_of_models_keep_their_signatures(one_ipu: None) -> None:
+    import tensorflow as tf
+    from tensorflow import keras
+
+    names = list(inspect.signature(keras.Model.compile).parameters)
+    assert names[:3] == ["self", "optimizer", "loss"]
+    assert list(inspect.signature(keras.Model.build).parameters) == ["self", "input_shape"]
+    assert "x" in inspect.signature(keras.Model.fit).parameters
+    model = linear()
+    before = names[3 : names.index("steps_per_execution")]
+    model.compile("sgd", "mse", *[None for _ in before], tf.constant(2))
+    assert int(model._steps_per_execution.numpy()) == 2
+
+
+def test_public_modules_of_keras_give_what_is_of_keras_alone() -> None:
+    from podrun.compat._keras_names import _MODULES_OF_CLASSES, _inner_attribute
+
+    for name in ("os", "json", "np", "tf", "keras_export", "__path__"):
+        for module in _MODULES_OF_CLASSES:
+            with pytest.raises(AttributeError, match=f"keras.{module}' has no attribute '{name}'"):
+                _inner_attribute(module, name)
+    for module, name in (
+        ("losses", "losses_utils"),
+        ("losses", "LossFunctionWrapper"),
+        ("callbacks", "backend"),
+    ):
+        assert _inner_attribute(module, name) is not None
 
 
 @pytest.mark.parametrize(("momentum", "count"), [(1.0, 0), (0.0, 0), (0.5, 1)])

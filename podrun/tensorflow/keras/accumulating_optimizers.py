@@ -60,7 +60,8 @@ def replace_method(owner: type, name: str, function: Replacement) -> None:
 
     call.__name__, call.__doc__ = name, plain.__doc__
     # Loops of Python are turned into loops of the graph in what programs write, not in Keras' own methods.
-    call.__module__ = plain.__module__
+    call.__module__ = getattr(plain, "__module__", owner.__module__)
+    call.__wrapped__ = plain  # type: ignore[attr-defined]  # Whoever asks for the signature gets Keras' own.
     if getattr(plain, "_is_default", False):  # Keras asks whether a class has a method of its own.
         call._is_default = True  # type: ignore[attr-defined]
     setattr(owner, name, call)
@@ -94,7 +95,7 @@ def check_accumulates(optimizer: Optimizer) -> None:
     legacy, scaled = _families()
     if isinstance(optimizer, _version_1()):
         return
-    if not isinstance(optimizer, (legacy, scaled)):
+    if not issubclass(type(optimizer), (legacy, scaled)):
         raise NotImplementedError(
             f"podrun does not accumulate gradients for {type(optimizer).__name__}: use an optimizer of "
             "keras.optimizers.legacy, or set no gradient accumulation."
@@ -229,6 +230,7 @@ def install_optimizer_names() -> None:
         module.get = get  # type: ignore[attr-defined]
     scaled = _families()[1]
     replace_method(type(scaled), "__call__", _scaling_optimizer)
+    replace_method(type(scaled), "__instancecheck__", _is_scaling)
     for name in SCALING_MODULES:
         importlib.import_module(name).LossScaleOptimizer = scaled  # type: ignore[attr-defined]
 
@@ -243,3 +245,13 @@ def _scaling_optimizer(
     if kind is scaled and not isinstance(inner, legacy):
         kind = importlib.import_module(scaled.__module__).BaseLossScaleOptimizer
     return plain(kind, inner, *args, **kwargs)
+
+
+def _is_scaling(kind: type, plain: Replacement, optimizer: object) -> bool:
+    """Whether an object is of a class of optimizers that scale losses: the class that programs name stands for both
+    families, as the class that Keras names does.
+    """
+    _, scaled = _families()
+    if kind is scaled:
+        kind = importlib.import_module(scaled.__module__).BaseLossScaleOptimizer
+    return bool(plain(kind, optimizer))

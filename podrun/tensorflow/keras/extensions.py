@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import inspect
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -113,7 +114,12 @@ def _checked_target(model: Model, plain: Callable[..., object], y: object, loss:
 
 
 def _follow_global_seed(generator: RandomGenerator, plain: Callable[..., object]) -> None:
-    """Initial values without a seed of their own follow ``tf.random.set_seed``, as in the SDK's Keras."""
+    """Under an IPU strategy initial values without a seed of their own follow ``tf.random.set_seed``, as in the SDK's
+    Keras. Elsewhere they are Keras' own.
+    """
+    if not isinstance(tf.distribute.get_strategy(), IPUStrategyV1):
+        plain(generator)
+        return
     chosen = importlib.import_module("tf_keras.src.backend")._SEED_GENERATOR
     unseeded = generator._seed is None and getattr(chosen, "generator", None) is None
     if unseeded and not generator._built and generator._rng_type == generator.RNG_STATELESS:
@@ -133,10 +139,11 @@ def _metrics_result(model: Model, plain: Callable[..., object], logs: object) ->
 
 def _compiled(model: Model, plain: Callable[..., object], *args: object, **kwargs: object) -> object:
     """Keras' compile, which takes numbers of steps alone: programs give tensors too, as of a dataset's cardinality."""
-    steps = kwargs.get("steps_per_execution")
+    bound = inspect.signature(plain).bind(model, *args, **kwargs)
+    steps = bound.arguments.get("steps_per_execution")
     if isinstance(steps, tf.Tensor):
-        kwargs["steps_per_execution"] = int(steps)
-    return plain(model, *args, **kwargs)
+        bound.arguments["steps_per_execution"] = int(steps)
+    return plain(*bound.args, **bound.kwargs)
 
 
 def _checked_call(model: Model, plain: Callable[..., object], *args: object, **kwargs: object) -> object:
