@@ -126,7 +126,8 @@ class _Reading:
         scalars = [at for at, a in arguments if not len(a.type.shape)]
         self.constants = [c for op in operations if (c := _constant(op)) is not None]
         self.reciprocals = len(self.constants)
-        self.constants += [float(np.float32(1) / np.float32(c)) if c else math.inf for c in self.constants]
+        with np.errstate(all="ignore"):
+            self.constants += [float(np.float32(1) / np.float32(c)) for c in self.constants]
         order = [self.gradient, *vectors, *scalars]
         self.of_value = {block.arguments[at]: register for register, at in enumerate(order)}
         self.numbers = set(range(1 + len(vectors), len(order) + len(self.constants)))
@@ -137,18 +138,27 @@ class _Reading:
                 return None
         results = tuple(self.of_value[value] for value in operations[-1].operands)
         first = len(order) + len(self.constants)
-        if any(0 < result < first for result in results) or len(self.steps) > _MOST_STEPS:
-            return None
-        if first + len(self.steps) > _REGISTERS:
-            return None
         steps = self._needed(results)
-        return UpdateSteps(tuple(vectors), tuple(scalars), tuple(self.constants), steps, results)
+        read = {register for step in steps for register in step[2:]}
+        constants_read = [register for register in range(len(order), first) if register in read]
+        registers = [*range(len(order)), *constants_read, *(step[1] for step in steps)]
+        if any(0 < result < first for result in results) or len(steps) > _MOST_STEPS:
+            return None
+        if len(registers) > _REGISTERS:
+            return None
+        return UpdateSteps(
+            tuple(vectors),
+            tuple(scalars),
+            tuple(self.constants[register - len(order)] for register in constants_read),
+            tuple((kind, *map(registers.index, of)) for kind, *of in steps),
+            tuple(map(registers.index, results)),
+        )
 
     def _take(self, op: MlirOperation, constants: Any) -> bool:
         """Add the step of an operation; False if it is not one of an update."""
-        name, (result, *others) = op.name.removeprefix("stablehlo."), op.results
-        if others or any(True for _ in nested(op)):
+        if len(op.results) != 1 or any(True for _ in nested(op)):
             return False
+        name, result = op.name.removeprefix("stablehlo."), op.results[0]
         if _constant(op) is not None:
             self.of_value[result] = next(constants)
             return True
