@@ -201,6 +201,7 @@ class Job(JobProgram):
             self._instruction_hook(),
             lambda k: ipus_in_words(self.lists[k].ipus),
             core_lock=core_lock_of(self._core),
+            strikes_between=any(spec.instruction for spec in context.faults.planned),
         )
 
     def _abort_load(self, group: Group, reason: PoplarError) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import jax.numpy as jnp
@@ -27,10 +28,10 @@ from podrun.device.host.client import InProcessMachines
 from podrun.device.program import fused_updates, interpreter, program_memory
 from podrun.device.program.buffers import Buffers
 from podrun.device.program.fused_updates import FusedUpdate, agrees, make_fused_updates
-from podrun.device.program.interpreter import Interpreter
 from podrun.device.xla.clients import machine_settings
 from podrun.device.xla.pieces import Piece, PieceCache
-from podrun.device.xla.update_steps import has_updates, run_update, update_steps
+from podrun.device.xla.update_steps import _Reading, has_updates, run_update, update_steps
+from podrun.faults import parse_faults
 from tests.stress.guarded import GuardedMemory
 
 from .conftest import request
@@ -184,6 +185,26 @@ def test_other_arithmetic_stays_with_the_piece(pieces: PieceCache, function: Cal
     assert update_steps(piece.computation, 1) == []
 
 
+def with_many_constants(w: Any, g: Any, rate: Any) -> Any:
+    for k in range(15):
+        w = w - rate * (g + F32(k + 2) * w)
+    return (w,)
+
+
+@pytest.mark.filterwarnings("error")
+def test_only_constants_that_steps_read_take_registers(pieces: PieceCache) -> None:
+    for steps in update_steps(piece_of(pieces, with_many_constants, "wg").computation, 1):
+        assert sorted(steps.constants) == list(range(2, 17))
+    piece = piece_of(pieces, lambda w, g, rate: (w - rate * (g / F32(3) + F32(1e-42) * w),), "wg")
+    for steps in update_steps(piece.computation, 1):
+        assert sorted(steps.constants) == [F32(1e-42), F32(1) / F32(3)]
+
+
+def test_an_operation_without_results_is_none_of_an_update() -> None:
+    operation: Any = SimpleNamespace(results=[], name="func.call")
+    assert not _Reading(1, 3, contracts=False)._take(operation, iter(()))
+
+
 @pytest.mark.parametrize("elements", [1, 63, 64, 65, 512, 513, 1500])
 @pytest.mark.parametrize("mean", [False, True])
 def test_rows_are_added_up_in_order(elements: int, mean: bool) -> None:
@@ -275,7 +296,6 @@ def test_other_types_are_refused(kind: Any, steps: Any, stores: Any, error: type
             native.update([np.zeros(4, F32)], False, [np.zeros(4, kind)], [], steps, stores)
 
 
-INTERPRETER_INIT = Interpreter.__init__
 AROUND = Compute("step"), ReduceScatter("gradients"), Compute("update")
 
 
@@ -302,29 +322,15 @@ def test_a_sum_that_something_else_reads_is_written(
     assert not make_fused_updates([*AROUND, *after], compiled, Buffers(executable, SoloGroup()), set())
 
 
-def trained(
-    pieces: PieceCache, batches: int, strike: Callable[[Buffers, int, Instruction], None] | None = None
-) -> dict[str, np.ndarray]:
-    """The weights after some batches. ``strike``: called before every instruction of every machine."""
+def trained(pieces: PieceCache, batches: int, fault: str = "") -> dict[str, np.ndarray]:
     executable = linear(16)
-    work = executable.instructions[0]
-
-    def init(self: Interpreter, *args: Any, **options: Any) -> None:
-        buffers, before = args[2], args[4]
-
-        def hook(done: int, ipu: int, place: int) -> None:
-            before(done, ipu, place)
-            if strike is not None:
-                strike(buffers, done, work[place])
-
-        INTERPRETER_INIT(self, *args[:4], hook, *args[5:], **options)
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Interpreter, "__init__", init)
-        connection = InProcessMachines(executable.layout.ipus, pieces).connect()
-        everything = IpuRange(0, executable.layout.ipus)
-        assert connection.try_attach(request(everything)) is None
-        connection.load(executable)
+    twin = InProcessMachines(executable.layout.ipus, pieces)
+    for machine in twin.machines if fault else ():
+        machine.plan_faults(parse_faults(fault))
+    connection = twin.connect()
+    everything = IpuRange(0, executable.layout.ipus)
+    assert connection.try_attach(request(everything)) is None
+    connection.load(executable)
     connection.write_variables(first_weights())
     inputs = data(executable, batches)
     for batch in range(batches):
@@ -350,21 +356,21 @@ def test_training_has_the_same_bits_with_and_without(
         np.testing.assert_array_equal(weights[name], value)
 
 
+@pytest.mark.parametrize("fused_tail", [False, True])
 def test_a_fault_between_reduction_and_update_strikes_before_the_update(
-    pieces: PieceCache, monkeypatch: pytest.MonkeyPatch
+    pieces: PieceCache, monkeypatch: pytest.MonkeyPatch, fused_tail: bool
 ) -> None:
-    def change(value: np.ndarray) -> None:
-        value.reshape(-1)[0] = 100
-
-    def strike(buffers: Buffers, done: int, instruction: Instruction) -> None:
-        if done == 1 and instruction == Compute("update") and buffers.writes_one_copy:
-            buffers.change("w", 0, change)
-
-    monkeypatch.setattr(interpreter, "make_fused_tail", lambda *_: None)
-    monkeypatch.setattr(program_memory, "REDUCED_WHOLE", 0)
-    without, expected = trained(pieces, 3), trained(pieces, 3, strike)
-    assert np.any(expected["w"] != without["w"])
-    monkeypatch.setattr(fused_updates, "LEAST_ELEMENTS", 0)
-    weights = trained(pieces, 3, strike)
+    place = linear(16).instructions[0].index(Compute("update"))
+    fault = f"ipu:0@batch=1,instruction={place}:corrupt,tensor=w,element=0,bit=22"
+    with monkeypatch.context() as patched:
+        patched.setattr(interpreter, "make_fused_tail", lambda *_: None)
+        patched.setattr(program_memory, "REDUCED_WHOLE", 0)
+        without, expected = trained(pieces, 3), trained(pieces, 3, fault)
+        assert np.any(expected["w"] != without["w"])
+        patched.setattr(fused_updates, "LEAST_ELEMENTS", 0)
+        if not fused_tail:
+            weights = trained(pieces, 3, fault)
+    if fused_tail:  # Else the last machine updates for all others, which do not wait for it.
+        weights = trained(pieces, 3, fault)
     for name, value in expected.items():
         np.testing.assert_array_equal(weights[name], value)

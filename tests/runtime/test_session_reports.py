@@ -73,5 +73,7 @@ def test_what_cannot_be_written_leaves_no_draft(reports: SessionReports, options
     assert reports.folder is not None
     (reports.folder / f".{ARCHIVE}.part").mkdir()  # In the place of the second file's draft.
     before = sorted(path.name for path in reports.folder.iterdir())
+    text = (reports.folder / DOCUMENT).read_text()
     reports.count_run(options)
     assert sorted(path.name for path in reports.folder.iterdir()) == before
+    assert (reports.folder / DOCUMENT).read_text() == text

@@ -75,8 +75,8 @@ class Engine:
     """One program loaded on one machine: its memory, its compiled pieces, its group of machines, and its runs.
 
     ``before_instruction``: called before every instruction. ``core_lock``: held while it computes. ``ipus``: text for
-    the IPUs of this machine that are IPU *k* of a replica, built when it is needed. One thread at a time runs; the
-    machine's lock guards `write` and `read`.
+    the IPUs of this machine that are IPU *k* of a replica, built when it is needed. ``strikes_between``: as of
+    `Interpreter`. One thread at a time runs; the machine's lock guards `write` and `read`.
     """
 
     def __init__(
@@ -88,7 +88,9 @@ class Engine:
         ipus: Callable[[int], str],
         clock: Callable[[], float] = time.perf_counter,
         core_lock: CoreLock = NO_CORE_LOCK,
+        strikes_between: bool = False,
     ) -> None:
+        self._strikes_between = strikes_between
         self.groups = MachineGroups(group, executable, core_lock)
         self._core_lock = core_lock
         self.executable = at_position(executable, self.groups.position)
@@ -148,6 +150,7 @@ class Engine:
             finite=bool(executable.metadata.get(FLOATING_POINT_EXCEPTIONS)),
             messages=groups.messages,
             core_lock=self._core_lock,
+            strikes_between=self._strikes_between,
         )
 
     def write(self, values: Mapping[str, Array], digests: Mapping[str, bytes]) -> None:

@@ -78,8 +78,9 @@ def make_fused_tail(
     buffers: Buffers,
     group: Group,
     core_lock: CoreLock,
-) -> tuple[int, Callable[[], None]] | None:
-    """Where the fused tail begins in the only instruction list, and the function that runs it for all machines.
+) -> tuple[int, Callable[[], bool], Callable[[], None]] | None:
+    """Where the fused tail begins in the only instruction list, and its two halves: one that reduces, and says whether
+    this machine has to update, and one that updates the slices of all machines.
 
     None if each machine has to run its own tail: the machines do not all share memory, or there are more than
     `MOST_MACHINES`, or an update reads or writes more than slices, or the arenas are too large for one machine.
@@ -94,21 +95,24 @@ def make_fused_tail(
     ):
         return None
     reduce = group.at_last(tail.reductions)
+    reduced: dict[str, Array] = {}
     updates: list[Callable[[], None]] = []
 
-    def run() -> None:
+    def meet() -> bool:
         buffers.settle(tail.reductions)
         results = reduce()
-        if results is None:
-            return
+        if results is not None and not reduced:
+            reduced.update(zip(tail.reductions, results, strict=True))
+        return results is not None
+
+    def finish() -> None:
         with core_lock:
             if not updates:
-                reduced = dict(zip(tail.reductions, results, strict=True))
                 updates.extend(_update(pieces[name], reduced, buffers, group.size) for name in tail.updates)
             for update in updates:
                 update()
 
-    return tail.first, run
+    return tail.first, meet, finish
 
 
 def _uses_slices_only(

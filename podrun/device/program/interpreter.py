@@ -31,6 +31,7 @@ from podrun.core.executable import (
     LoadStream,
     Receive,
     ReduceScatter,
+    Reduction,
     Send,
     StoreStream,
     Sync,
@@ -81,7 +82,8 @@ class Interpreter:
 
     ``slot``: records which piece is under way. ``first``: the IPU of a replica that the first list belongs to.
     ``finite``: raise `NotFinite` where a piece gives no finite number. ``messages``: the way to IPUs whose lists other
-    machines run, if there are any. ``core_lock``: held while a piece computes.
+    machines run, if there are any. ``core_lock``: held while a piece computes. ``strikes_between``: faults are planned
+    that strike this machine between two instructions of a batch.
     """
 
     def __init__(
@@ -97,6 +99,7 @@ class Interpreter:
         finite: bool = False,
         messages: ReplicaMessages | None = None,
         core_lock: CoreLock = NO_CORE_LOCK,
+        strikes_between: bool = False,
     ) -> None:
         self._first, self._messages, self._slot = first, messages, slot
         self._lists = instructions
@@ -110,8 +113,7 @@ class Interpreter:
             name: _compute(piece, buffers, core_lock, donated[name], finite=finite, mixed=mixed)
             for name, piece in pieces.items()
         }
-        self._group = group
-        self._before_instruction = before_instruction
+        self._group, self._before_instruction = group, before_instruction
         self._unsettled = unsettled_reductions(
             instructions,
             {name: buffers.arenas_written_by(piece.computation) for name, piece in pieces.items()},
@@ -120,6 +122,8 @@ class Interpreter:
         self._host_gathers = False
         fuses = not finite and messages is None
         self._fused_tail = make_fused_tail(instructions, pieces, buffers, group, core_lock) if fuses else None
+        if self._fused_tail is not None and _on_any_machine(group, strikes_between):
+            self._fused_tail = None  # Machines would not wait for each other where the faults strike.
         self._fused_updates: dict[int, FusedUpdate] = {}
         if fuses and self._fused_tail is None and len(instructions) == 1:
             places = {place for _, place in self._unsettled}
@@ -247,13 +251,14 @@ class Interpreter:
     def _fused_action(self, instruction: Instruction, ipu: int, place: int) -> Action | None:
         """The function for an instruction that is part of the fused tail or of a fused update; None for others."""
         if self._fused_tail is not None and place >= self._fused_tail[0]:
-            first, run_tail = self._fused_tail
+            first, meet, finish = self._fused_tail
             if isinstance(instruction, AllGather):
                 return None
             if place != first:
                 return lambda frame, now: None
-            update = next(i.computation for i in self._lists[ipu][first:] if isinstance(i, Compute))
-            return self._recorded(lambda frame, now: run_tail(), ipu, update)
+            name = next(i.computation for i in self._lists[ipu][first:] if isinstance(i, Compute))
+            update = self._recorded(lambda frame, now: finish(), ipu, name)
+            return lambda frame, now: update(frame, now) if meet() else None
         if (begun := self._fused_updates.get(place)) is not None:
             return lambda frame, now: begun.reduce()
         if (ended := self._fused_updates.get(place - 1)) is not None:
@@ -286,6 +291,13 @@ class Interpreter:
         if messages is None or self._is_here(key[0]):
             return lambda frame, now: frame.values.update({buffer: now.messages.pop(key)})
         return lambda frame, now: frame.values.update({buffer: messages.fetch(key)})
+
+
+def _on_any_machine(group: Group, here: bool) -> bool:
+    """Whether something holds on any machine of a group; all of them ask."""
+    mine = group.allocate("podrun:any machine", "int64", 1)
+    mine[0] = here
+    return bool(group.all_reduce("podrun:any machine", Reduction.SUM)[0])
 
 
 DonatedOperands = Sequence[tuple[int, Read, int, Write]]

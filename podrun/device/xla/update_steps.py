@@ -146,12 +146,13 @@ class _Reading:
             return None
         if len(registers) > _REGISTERS:
             return None
+        at = registers.index
         return UpdateSteps(
             tuple(vectors),
             tuple(scalars),
             tuple(self.constants[register - len(order)] for register in constants_read),
-            tuple((kind, *map(registers.index, of)) for kind, *of in steps),
-            tuple(map(registers.index, results)),
+            tuple((s[0], at(s[1]), at(s[2]), at(s[3]), at(s[4])) for s in steps),
+            tuple(map(at, results)),
         )
 
     def _take(self, op: MlirOperation, constants: Any) -> bool:
