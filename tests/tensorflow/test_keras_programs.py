@@ -6,13 +6,13 @@ import importlib
 import importlib.util
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.tensorflow.test_programs import PROGRAMS, run
+from tests.conftest import Commands
+from tests.tensorflow.test_programs import PROGRAMS, launched, run
 
 pytestmark = [
     pytest.mark.slow,
@@ -49,22 +49,12 @@ def test_a_program_trains_as_on_the_host(name: str, text: str, most: float, tmp_
     assert difference(output) <= most
 
 
-def test_instances_train_as_one_on_the_host(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "podrun", "--num-replicas", "4", "--num-instances", "2"]
-    done = subprocess.run(
-        [*command, sys.executable, str(PROGRAMS / "keras_popdist.py")],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-        env={**os.environ, "XDG_CONFIG_HOME": str(tmp_path)},
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    values = [float(v) for v in re.findall(r"difference (\S+)", done.stdout)]
+def test_instances_train_as_one_on_the_host(commands: Commands) -> None:
+    output = launched(commands, sys.executable, PROGRAMS / "keras_popdist.py")
+    values = [float(v) for v in re.findall(r"difference (\S+)", output)]
     assert len(values) == 2
     assert max(values) <= 1e-5
-    assert done.stdout.count("replicas 4") == 2
+    assert output.count("replicas 4") == 2
 
 
 def test_names_of_the_sdk_mean_what_they_say(tmp_path: Path) -> None:
@@ -76,7 +66,7 @@ def test_names_of_the_sdk_mean_what_they_say(tmp_path: Path) -> None:
     assert "refused: podrun does not have ipu_tensorflow_addons.keras.layers.Dense" in output
 
 
-def test_keras_may_be_what_a_program_imports_first() -> None:
+def test_keras_may_be_what_a_program_imports_first(commands: Commands) -> None:
     """``import tf_keras`` imports TensorFlow, and with it the extensions, before it has any names."""
     program = (
         "import tf_keras, tensorflow as tf, keras.engine.training as old\n"
@@ -84,14 +74,8 @@ def test_keras_may_be_what_a_program_imports_first() -> None:
         "print(tf_keras.Model.set_gradient_accumulation_options.__name__, tf_keras.optimizers.Adam.__module__)"
     )
     folder = Path(importlib.import_module("podrun.compat").__path__[0])
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        env={**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{folder.parents[1]}"},
-    )
+    paths = {"PYTHONPATH": f"{folder}{os.pathsep}{folder.parents[1]}"}
+    done = commands.run(sys.executable, "-c", program, timeout=300, env=paths)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.split() == [
         *("keras.ipu", "True", "True"),
