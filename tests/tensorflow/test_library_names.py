@@ -52,6 +52,40 @@ def test_masks_come_with_their_seeds(ipu: Any) -> None:
     np.testing.assert_allclose(alike, reference, rtol=1e-6)
 
 
+def test_seeded_candidates_are_the_same_in_each_run_and_others_on_each_replica(ipu: Any) -> None:
+    import tensorflow.compat.v1 as tf
+
+    def sample(unique: bool = False) -> Any:
+        true = tf.zeros([1, 1], tf.int64)
+        return tf.random.uniform_candidate_sampler(true, 1, 30, unique, 10 if unique else 100000, seed=5)[0]
+
+    config = ipu.config.IPUConfig()
+    config.auto_select_ipus = 2
+    try:
+        config.configure_ipu_system()
+        with tf.Graph().as_default(), tf.Session() as session:
+            tf.set_random_seed(7)
+            outfeed = ipu.ipu_outfeed_queue.IPUOutfeedQueue()
+            with ipu.scopes.ipu_scope("/device:IPU:0"):
+                loop = ipu.ipu_compiler.compile(
+                    lambda: ipu.loops.repeat(1, lambda: outfeed.enqueue(sample()))
+                )
+                too_many = ipu.ipu_compiler.compile(lambda: sample(unique=True))
+            taken, runs = outfeed.dequeue(), []
+            for _ in range(2):
+                session.run(loop)
+                runs.append(np.ravel(session.run(taken)).reshape(2, 30))
+            with pytest.raises(
+                tf.errors.InvalidArgumentError, match=r"num_sampled \(\[30\]\) unique samples"
+            ):
+                session.run(too_many)
+    finally:
+        config.auto_select_ipus = 1
+        config.configure_ipu_system()
+    np.testing.assert_array_equal(runs[0], runs[1])
+    assert (runs[0][0] != runs[0][1]).any()
+
+
 def test_rows_outside_of_a_table_are_zeros(ipu: Any) -> None:
     libraries = importlib.import_module(_LIBRARIES + "gen_popops_ops")
     table, ids = np.arange(12, dtype=np.float16).reshape(4, 3), np.array([-3, 3, 4, 0], np.int32)

@@ -29,6 +29,7 @@ from podrun.tensorflow.execution.host_program import HostProgram
 from podrun.tensorflow.execution.placed_devices import name_device
 from podrun.tensorflow.execution.program_parts import PartedProgram
 from podrun.tensorflow.operators.ipu import GroupSizeError
+from podrun.tensorflow.operators.random import SampleCountError
 
 _read_variable = symbol("ops.gen_resource_variable_ops.read_variable_op")
 _assign_variable = symbol("ops.gen_resource_variable_ops.assign_variable_op")
@@ -210,7 +211,7 @@ def in_words_of_the_sdk(error: BaseException) -> BaseException:
         return _op_error(tf.errors.OutOfRangeError, ENDED, error)
     if isinstance(error, PoplarError):
         return _op_error(tf.errors.InternalError, _poplar_text(error), error)
-    if isinstance(error, GroupSizeError):
+    if isinstance(error, (GroupSizeError, SampleCountError)):
         return _op_error(tf.errors.InvalidArgumentError, error.message, error)
     return error
 

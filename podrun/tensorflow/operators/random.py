@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from podrun.compiler.model_collectives import replica_position
+from podrun.core.errors import UsageError
 from podrun.runtime.graph import Node
 from podrun.runtime.operators import Context
 from podrun.tensorflow.operators.table import Array, computes
@@ -82,8 +84,17 @@ def _dropout(ctx: Context, node: Node, x: Array, seed: Array) -> Array:
     return jnp.where(kept, x * jnp.asarray(1 / (1 - node["rate"]), x.dtype), jnp.zeros((), x.dtype))
 
 
-_OF_OPERATION = 87654321
-"""TensorFlow's first seed where a program seeds the operation alone."""
+class SampleCountError(UsageError):
+    """More unique samples than there are classes."""
+
+
+def _seeded_key(ctx: Context, first: int, second: int) -> Array:
+    """The key of two seeds, of which 32 bits count, on this replica."""
+    key = jax.random.fold_in(jax.random.key(np.uint32(first & 0xFFFFFFFF)), np.uint32(second & 0xFFFFFFFF))
+    if ctx.replicas == 1:
+        return key
+    groups = (tuple(range(ctx.replicas)),)
+    return jax.random.fold_in(key, jnp.asarray(replica_position(groups)).astype(jnp.uint32).reshape(()))
 
 
 @computes("UniformCandidateSampler", "LogUniformCandidateSampler",
@@ -92,10 +103,16 @@ def _candidates(ctx: Context, node: Node, true_classes: Array) -> tuple[Array, .
     """Sampled classes, and how often the true and the sampled ones are expected among them.
 
     Unique classes come in the order in which they would be drawn first. How many draws that takes decides the
-    expectation, as in TensorFlow: a draw is new with the probability of what has not been drawn yet.
+    expectation, as in TensorFlow: a draw is new with the probability of what has not been drawn yet. Seeds of the
+    program or of the operation give each replica the same samples in every run, as the SDK's kernel does.
+    SampleCountError, in its words, for more unique samples than classes.
     """
     count, classes, (first, second) = node["num_sampled"], node["range_max"], node["seeds"]
-    key = jax.random.fold_in(jax.random.key(first), second) if first == _OF_OPERATION else ctx.key()
+    if node["unique"] and count > classes:
+        raise SampleCountError(
+            f"Cannot generate num_sampled ([{count}]) unique samples with the given range_max ([{classes}])"
+        )
+    key = _seeded_key(ctx, first, second) if first + second else ctx.key()
     ids = jnp.arange(classes, dtype=jnp.float32)
     uniform = node.op_type.startswith("Uniform")
     shares = jnp.full(classes, 1.0 / classes) if uniform else jnp.log1p(1 / (ids + 1)) / np.log1p(classes)
