@@ -27,6 +27,26 @@ def tf(ipu: Any) -> Iterator[Any]:
         yield module
 
 
+def test_sent_tensors_wait_for_the_host_in_their_graph_and_session_alone(tf: Any, ipu: Any) -> None:
+    operations = importlib.import_module(LIBRARIES + "gen_sendrecv_ops")
+
+    def sender(x: Any) -> Any:
+        return operations.ipu_send_to_host(x, tensor_name="t", send_device=DEVICE)
+
+    for value in (1.0, 2.0):
+        with tf.Graph().as_default():
+            x = tf.placeholder(tf.float32, [])
+            with ipu.scopes.ipu_scope(DEVICE):
+                sent = ipu.ipu_compiler.compile(sender, [x])
+            received = operations.ipu_recv_at_host(T=tf.float32, tensor_name="t")
+            with tf.Session() as session:
+                assert session.run([sent, received], {x: value})[1] == value
+                session.run(sent, {x: 7.0})
+            with tf.Session() as session:
+                assert session.run([sent, received], {x: value + 1})[1] == value + 1
+                session.run(sent, {x: 8.0})
+
+
 def test_programs_send_tensors_to_the_host(tf: Any, ipu: Any) -> None:
     """Also those whose operations the program does not return, and again at every run."""
     operations = importlib.import_module(LIBRARIES + "gen_sendrecv_ops")

@@ -2,12 +2,13 @@
 the host (``gen_sendrecv_ops``), tables of the host that it looks up (``gen_pop_datastream_ops``), and group norms with
 their statistics (``gen_popnn_ops``).
 
-A tensor that was sent waits under its name until the host receives it. A table is a copy that lives between its
-registration and the end of it: both are operations of a session.
+A tensor that was sent waits under its name until the host receives it in the same session. A table is a copy that
+lives between its registration and the end of it: both are operations of a session.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,8 +17,8 @@ import numpy as np
 import tensorflow as tf
 
 from podrun.tensorflow.capture.markers import mark, reference
-from podrun.tensorflow.capture.program_graphs import innermost_program, outermost_program
-from podrun.tensorflow.execution.launching import launched_operation, raising_itself
+from podrun.tensorflow.capture.program_graphs import IpuGraph, innermost_program, outermost_program
+from podrun.tensorflow.execution.launching import SESSIONS, launched_operation, raising_itself
 from podrun.tensorflow.sdk.gradient_accumulation import zero_variable
 from podrun.tensorflow.sdk.ipu_outfeed_queue import (
     pop_datastream_outfeed_dequeue,
@@ -26,19 +27,41 @@ from podrun.tensorflow.sdk.ipu_outfeed_queue import (
 
 
 class NamedStream:
-    """The values of a tensor that a program sent, oldest first: a queue of programs. ``program``: its graph."""
+    """The values of a tensor that the programs of a graph sent in its session, oldest first: a queue of programs."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, graph: tf.Graph) -> None:
         self.name = name
-        self.program: tf.Graph | None = None
+        self._graph = weakref.ref(graph)
+        self._program: weakref.ReferenceType[IpuGraph] | None = None
+        self._session: weakref.ReferenceType[tf.compat.v1.Session] | None = None
         self._values: deque[np.ndarray] = deque()
+
+    def sent_by(self, program: IpuGraph | None) -> None:
+        """Remember the graph of the program that sends the tensor."""
+        self._program = None if program is None else weakref.ref(program)
+
+    @property
+    def program(self) -> IpuGraph | None:
+        """The graph of the program that sends the tensor, if any."""
+        return None if self._program is None else self._program()
+
+    def _forget_other_sessions(self) -> None:
+        """Drop what was sent in a session before this one."""
+        graph = self._graph()
+        session = SESSIONS.get(graph) if graph is not None else None
+        before = None if self._session is None else self._session()
+        if session is not before:
+            self._session = None if session is None else weakref.ref(session)
+            self._values.clear()
 
     def take(self, place: int, value: np.ndarray) -> None:
         """Add what iterations sent."""
+        self._forget_other_sessions()
         self._values.extend(np.array(row) for row in value)
 
     def received(self) -> np.ndarray:
         """The oldest value. FailedPreconditionError if nothing was sent."""
+        self._forget_other_sessions()
         if not self._values:
             raise tf.errors.FailedPreconditionError(
                 None, None, f"No program has sent the tensor '{self.name}' to the host."
@@ -46,7 +69,14 @@ class NamedStream:
         return self._values.popleft()
 
 
-_streams: dict[str, NamedStream] = {}
+_streams: weakref.WeakKeyDictionary[tf.Graph, dict[str, NamedStream]] = weakref.WeakKeyDictionary()
+"""Graph of the host -> the tensors that its programs send, by name."""
+
+
+def _stream(name: str) -> NamedStream:
+    with tf.init_scope():
+        graph = tf.compat.v1.get_default_graph()
+    return _streams.setdefault(graph, {}).setdefault(name, NamedStream(name, graph))
 
 
 def _effect(operation: tf.Operation) -> tf.Operation:
@@ -66,9 +96,9 @@ def ipu_send_to_host(
     name: str | None = None,
 ) -> tf.Operation:
     """In a program: give a tensor to the host, for `ipu_recv_at_host` of that name."""
-    stream = _streams.setdefault(tensor_name, NamedStream(tensor_name))
+    stream = _stream(tensor_name)
     tensor = tf.convert_to_tensor(inputs)
-    stream.program = outermost_program()
+    stream.sent_by(outermost_program())
     flag = tf.TensorSpec([], tf.bool)
     (done,) = mark(
         "enqueue", [tensor], [flag], stateful=True, name=name or "send_to_host", queue=reference(stream)
@@ -85,7 +115,7 @@ def ipu_recv_at_host(
     name: str | None = None,
 ) -> tf.Tensor:
     """On the host: the next value of a tensor that a program sends, which it runs for that."""
-    stream = _streams.setdefault(tensor_name, NamedStream(tensor_name))
+    stream = _stream(tensor_name)
     if tf.executing_eagerly():
         return tf.constant(stream.received(), T)
     sender = launched_operation(stream.program)
