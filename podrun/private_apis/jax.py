@@ -67,11 +67,7 @@ USES = (
         "the place where JAX registers LAPACK by itself",
         "JAX registers LAPACK by itself in every process, which takes 0.15 s",
     ),
-    PrivateUse(
-        "jax._src.interpreters.mlir.make_ir_context",
-        "one MLIR context for all pieces of a program",
-        "a small program takes a quarter longer to compile",
-    ),
+    PrivateUse("jax._src.interpreters.mlir.make_ir_context", "MLIR contexts", _COMPILE),
     PrivateUse("jax._src.interpreters.pxla.UnloadedMeshExecutable", "compiled pieces as functions", _LOAD),
     PrivateUse("jax._src.compilation_cache.decompress_executable", "compiled pieces in XLA's cache", _LOAD),
     PrivateUse(
@@ -80,9 +76,7 @@ USES = (
     PrivateUse("jax._src.compiler._cache_read", "names of compiled pieces in XLA's cache", _LOAD),
     PrivateUse("jax._src.lib._jax.DeviceList", "the device of a compiled piece", _LOAD),
     PrivateUse("jax._src.export._export._module_to_bytecode", "StableHLO without source locations", _COMPILE),
-    PrivateUse(
-        "jax._src.lib._jax.mlir.deserialize_portable_artifact", "StableHLO without source locations", _COMPILE
-    ),
+    PrivateUse("jax._src.lib._jax.mlir.deserialize_portable_artifact", "exported StableHLO", _COMPILE),
     PrivateUse("jax._src.source_info_util.current_name_stack", "name scopes of equations", _COMPILE),
     PrivateUse("jax._src.source_info_util.user_context", "name scopes of equations", _COMPILE),
     PrivateUse("jax.interpreters.partial_eval.dce_jaxpr", "removes equations that no result needs", _COMPILE),
@@ -381,9 +375,15 @@ def without_unused(jaxpr: Jaxpr) -> Jaxpr:
     return pruned
 
 
+def reads_stablehlo() -> bool:
+    """Whether the installed jaxlib has what `exported_stablehlo` and `mlir` need."""
+    ends = "ir.Operation", "deserialize_portable_artifact", "make_ir_context"
+    return not any(use.name.endswith(ends) for use in missing_jax_names())
+
+
 @contextmanager
 def exported_stablehlo(exported: Exported) -> Iterator[MlirModule]:
-    """The StableHLO of a ``jax.export.Exported``, in an MLIR context of its own."""
+    """The StableHLO of a ``jax.export.Exported``, in an MLIR context of its own or that of `one_context`."""
     read = _need("jax._src.lib._jax.mlir.deserialize_portable_artifact")
     with _need("jax._src.interpreters.mlir.make_ir_context")():
         yield read(exported.mlir_module_serialized)

@@ -32,6 +32,7 @@ from podrun.device.xla.clients import machine_settings
 from podrun.device.xla.pieces import Piece, PieceCache
 from podrun.device.xla.update_steps import _Reading, has_updates, run_update, update_steps
 from podrun.faults import parse_faults
+from podrun.private_apis import jax as jax_names
 from tests.stress.guarded import GuardedMemory
 
 from .conftest import request
@@ -203,6 +204,21 @@ def test_only_constants_that_steps_read_take_registers(pieces: PieceCache) -> No
 def test_an_operation_without_results_is_none_of_an_update() -> None:
     operation: Any = SimpleNamespace(results=[], name="func.call")
     assert not _Reading(1, 3, contracts=False)._take(operation, iter(()))
+
+
+@pytest.mark.parametrize(
+    ("gone", "reads"),
+    [
+        ("jax._src.lib._jax.mlir.deserialize_portable_artifact", False),
+        ("jaxlib.mlir.dialects.stablehlo.ConvDimensionNumbers", True),
+    ],
+)
+def test_updates_need_what_reads_stablehlo_and_nothing_of_convolutions(
+    monkeypatch: pytest.MonkeyPatch, gone: str, reads: bool
+) -> None:
+    find = jax_names.find_name
+    monkeypatch.setattr(jax_names, "find_name", lambda name: None if name == gone else find(name))
+    assert has_updates() == reads
 
 
 @pytest.mark.parametrize("elements", [1, 63, 64, 65, 512, 513, 1500])

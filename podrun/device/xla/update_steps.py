@@ -19,7 +19,7 @@ import numpy as np
 
 from podrun.core.executable import Array, Computation
 from podrun.device.xla.epilogues import inline, nested
-from podrun.private_apis.jax import convolutions_problem, exported_stablehlo, mlir
+from podrun.private_apis.jax import exported_stablehlo, mlir, reads_stablehlo
 
 if TYPE_CHECKING:
     from podrun.private_apis.mlir_types import MlirModule, MlirOperation, MlirValue
@@ -77,7 +77,7 @@ def _module() -> Any:
 def has_updates() -> bool:
     """Whether the C module is there, and takes updates."""
     try:
-        return hasattr(_module(), "run_update") and not convolutions_problem()
+        return hasattr(_module(), "run_update") and reads_stablehlo()
     except ImportError:
         return False
 
