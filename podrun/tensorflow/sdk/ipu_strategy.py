@@ -110,7 +110,7 @@ class IPUStrategyV1(_one_device.OneDeviceStrategy):  # type: ignore[misc]
         )
         self._programs: dict[tuple[object, ...], tuple[Any, ...]] = {}
         self._refused: dict[tuple[object, ...], tuple[Any, ...]] = {}
-        """What cannot be a program, with what keeps the identities in its signature."""
+        """Why what cannot be a program is refused, with what keeps the identities in its signature."""
 
     @property
     def supports_loss_scaling(self) -> bool:
@@ -171,20 +171,17 @@ class IPUStrategyV1(_one_device.OneDeviceStrategy):  # type: ignore[misc]
         args, kwargs = tf.nest.map_structure(_as_tensor, tuple(args), expand_composites=False), dict(kwargs)
         key = _signature(fn, args, kwargs)
         if key in self._refused:
-            raise self._refused[key][0]
+            raise _no_program(self._refused[key][0])
         try:
             program, template = self._traced(fn, args, kwargs)
             _check_values(program.graph, template)
             result = self._launched(program, template, (args, kwargs))
         except (UnsupportedError, UnimplementedError, UnsupportedTypeError) as error:
-            told = NoProgramError(
-                str(getattr(error, "message", error)),
-                hint="Call the function outside of the scope, or let TensorFlow place it: "
-                "tf.config.set_soft_device_placement(True).",
-            )
+            why = str(getattr(error, "message", error))
             self._programs.pop(key, None)
-            self._refused[key] = told, fn, tf.nest.flatten((args, kwargs))
-            raise told from error
+            named = [v for v in tf.nest.flatten((args, kwargs)) if not isinstance(v, tf.Tensor)]
+            self._refused[key] = why, fn, named
+            raise _no_program(why) from error
         return tf.nest.map_structure(lambda r: r if r is None else tf.convert_to_tensor(r), result)
 
     def _launched(
@@ -294,6 +291,14 @@ def _signature(fn: object, args: Sequence[object], kwargs: Mapping[str, object])
     flat = tf.nest.flatten((args, kwargs))
     marks = tuple((tuple(v.shape), v.dtype) if isinstance(v, tf.Tensor) else id(v) for v in flat)
     return (id(fn), marks, len(tf.nest.flatten(args)), tuple(sorted(kwargs)))
+
+
+def _no_program(why: str) -> NoProgramError:
+    return NoProgramError(
+        why,
+        hint="Call the function outside of the scope, or let TensorFlow place it: "
+        "tf.config.set_soft_device_placement(True).",
+    )
 
 
 def _check_values(graph: FunctionGraph, template: Any) -> None:
