@@ -384,7 +384,7 @@ def _moments(step: Callable[[np.ndarray, np.ndarray, np.ndarray, int], np.ndarra
 
 
 def _adam_step(w: np.ndarray, m: np.ndarray, v: np.ndarray, t: int) -> np.ndarray:
-    return 0.01 * np.sqrt(1 - 0.999**t) / (1 - 0.9**t) * m / (np.sqrt(v) + 1e-3)
+    return 0.01 * m / (1 - 0.9**t) / (np.sqrt(v / (1 - 0.999**t)) + 1e-3)
 
 
 def _lamb_step(w: np.ndarray, m: np.ndarray, v: np.ndarray, t: int) -> np.ndarray:
