@@ -181,7 +181,7 @@ def set_default(name: str, value: str) -> None:
 
 
 def chosen_by_user(name: str) -> str | None:
-    """A variable's value unless `set_default` gave it, in this process or one that started it."""
+    """The value of a variable that the user set; None if it is unset or `set_default` set it, here or in a parent."""
     value = os.environ.get(name)
     return None if f"{name}={value}" in _defaults() else value
 

@@ -1,4 +1,4 @@
-"""Updates that are carried out as gradients are added up, in one pass over memory.
+"""Updates of weights that are computed in the same pass over memory as the sum of gradients.
 
 After a ReduceScatter a machine updates its slice of the weights with a piece. The sum is written to memory, XLA reads
 it again, writes the result to memory of its own, and from there it is copied. Where the piece is plain arithmetic of
@@ -117,7 +117,10 @@ def _is_read(
 def _prepared(
     piece: Piece, arena: str, reduction: Reduction, buffers: Buffers
 ) -> tuple[Callable[[], None], Callable[[], None]] | None:
-    """The two halves of the reduction with a piece's arithmetic; None where the piece itself has to run."""
+    """Two functions: the first meets the other machines, the second sums a slice and updates its weights by ``piece``.
+
+    None where the piece has to run by itself, after the reduction.
+    """
     computation, gradient = piece.computation, SLICE + arena
     operands = _operands(computation, gradient, buffers)
     if operands is None or piece.in_place or piece.is_shared or not has_updates():
@@ -217,7 +220,7 @@ def _scalar_sets(generator: np.random.Generator, count: int) -> list[Array]:
 
 
 def _tells(result: Array) -> bool:
-    """Whether equal bits of a result say something: at least half of it is finite and not zero."""
+    """Whether comparing a result's bits is meaningful: at least half of its values are finite and not zero."""
     return bool(2 * np.count_nonzero(np.isfinite(result) & (result != 0)) >= result.size)
 
 

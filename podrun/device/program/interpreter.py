@@ -294,7 +294,7 @@ class Interpreter:
 
 
 def _on_any_machine(group: Group, here: bool) -> bool:
-    """Whether something holds on any machine of a group; all of them ask."""
+    """Whether ``here`` is true on any machine of the group. A collective call: every machine makes it."""
     mine = group.allocate("podrun:any machine", "int64", 1)
     mine[0] = here
     return bool(group.all_reduce("podrun:any machine", Reduction.SUM)[0])

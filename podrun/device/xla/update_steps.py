@@ -66,7 +66,7 @@ class UpdateSteps:
 
 
 def run_update(prepared: object) -> None:
-    """Carry out what `UpdateSteps.prepared` gave."""
+    """Run an update that `UpdateSteps.prepared` returned: sum the gradients and write the new weights."""
     _module().run_update(prepared)
 
 
@@ -75,7 +75,7 @@ def _module() -> Any:
 
 
 def has_updates() -> bool:
-    """Whether the C module is there, and takes updates."""
+    """Whether the C module is built and has updates, and jaxlib has what reading StableHLO needs."""
     try:
         return hasattr(_module(), "run_update") and reads_stablehlo()
     except ImportError:
@@ -101,7 +101,9 @@ def update_steps(computation: Computation, gradient: int) -> list[UpdateSteps]:
 
 @dataclass(slots=True)
 class _Reading:
-    """One reading of a module. ``contracts``: a product that one sum takes is part of it."""
+    """Translates a StableHLO module into steps. ``contracts``: a product and the sum that takes it are one step
+    that rounds once.
+    """
 
     gradient: int
     arguments: int

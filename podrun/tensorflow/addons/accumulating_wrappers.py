@@ -92,7 +92,7 @@ class WrappedOptimizer(Optimizer):  # type: ignore[misc]
 
 
 def inner_optimizer(opt: object, custom_objects: Mapping[str, object]) -> object:
-    """An optimizer, or that of a configuration."""
+    """The wrapped optimizer: the argument itself, or the one that a configuration describes."""
     if not isinstance(opt, dict):
         return opt
     name = str(opt["class_name"]).rpartition(">")[2]

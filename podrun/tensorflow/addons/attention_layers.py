@@ -163,7 +163,7 @@ class EffectiveTransformer(tf_keras.layers.Layer):  # type: ignore[misc]
         return tf.reshape(tf.math.unsorted_segment_sum(values, places, count * length), [count, length])
 
     def get_config(self) -> dict[str, object]:
-        """The arguments that make an equal object, for files."""
+        """The constructor's arguments, which Keras writes to files of models."""
         return {
             **super().get_config(),
             **self._plain,
@@ -181,6 +181,6 @@ def _another(initializer: Any) -> Any:
 
 
 def _within(lengths: tf.Tensor, length: int) -> tf.Tensor:
-    """``[sequences, length]``: which elements are before the end of their sequence."""
+    """A mask ``[sequences, length]`` of bool: True for elements before the end of their sequence."""
     ends = tf.cast(tf.reshape(lengths, [-1, 1]), tf.int32)
     return tf.range(length, dtype=tf.int32)[None] < ends

@@ -167,7 +167,7 @@ class ALSGradientAccumulationOptimizer(KerasGradientAccumulation):
 
     @property
     def als_optimizer(self) -> ALSOptimizer:
-        """The optimizer with the factor, whose attributes this one has too."""
+        """The wrapped `ALSOptimizer`; this optimizer passes reads of its attributes on."""
         inner: ALSOptimizer = self._opt
         return inner
 
@@ -201,7 +201,7 @@ class ALSGradientAccumulationOptimizer(KerasGradientAccumulation):
 
 
 def register_wrapping_optimizers() -> None:
-    """Let Keras read these optimizers from files of models, under the names of their classes and the published ones."""
+    """Register the wrapping optimizers as custom objects, so that ``load_model`` restores models that use them."""
     kinds = (
         ALSOptimizer, ALSOptimizerAdam, ALSOptimizerSGD, ALSOptimizerRMSProp, ALSGradientAccumulationOptimizer,
         KerasGradientAccumulation,

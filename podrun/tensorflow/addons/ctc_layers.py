@@ -28,13 +28,13 @@ class CTCLoss(tf_keras.layers.Layer):  # type: ignore[misc]
         data_length: tf.Tensor,
         **kwargs: object,
     ) -> tf.Tensor:
-        """The mean loss ``[1]`` for labels ``[batch, most]``."""
+        """The loss averaged over the batch, shape ``[1]``, for labels padded to ``[batch, greatest length]``."""
         loss = ctc_loss_v2 if self.from_logits else ctc_loss_with_log_probs
         losses = loss(labels, data, label_length, data_length, self.blank_index)
         return tf.reshape(tf.reduce_mean(losses), [1])
 
     def get_config(self) -> dict[str, object]:
-        """The arguments that make an equal object, for files."""
+        """The constructor's arguments, which Keras writes to files of models."""
         return {**super().get_config(), "blank_index": self.blank_index, "from_logits": self.from_logits}
 
 
@@ -64,7 +64,7 @@ class CTCInferenceLayer(tf_keras.layers.Layer):  # type: ignore[misc]
         return probabilities, lengths, labels
 
     def get_config(self) -> dict[str, object]:
-        """The arguments that make an equal object, for files."""
+        """The constructor's arguments, which Keras writes to files of models."""
         return {
             **super().get_config(), "blank_index": self.blank_index, "beam_width": self.beam_width,
             "top_paths": self.top_paths, "from_logits": self.from_logits,

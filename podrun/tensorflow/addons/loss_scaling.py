@@ -66,7 +66,7 @@ class ALSOptimizer(WrappedOptimizer):
             return tf.Variable(value, dtype=dtype, trainable=False, name=name)
 
     def _set_option(self, name: str, value: float) -> None:
-        """Change an option, also of programs that have been traced. ValueError if it is not allowed."""
+        """Set an option; programs that are already traced read it too. ValueError if it is out of bounds."""
         options = {**self._options, name: value}
         _check_scaling(options)
         self._options = options

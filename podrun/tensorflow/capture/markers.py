@@ -59,7 +59,7 @@ def mark(
 
 
 def token_of(kind: str, attributes: Mapping[str, Any]) -> str:
-    """What says in a graph which marker an operation is."""
+    """The text in an operation's attribute that tells which marker it is."""
     return PREFIX + json.dumps({"kind": kind, **attributes}, sort_keys=True)
 
 

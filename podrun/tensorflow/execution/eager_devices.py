@@ -43,7 +43,7 @@ _lock = threading.Lock()
 
 
 class _Hooks:
-    """What is called instead of TensorFlow's two ways to run an operation, while any thread is in a scope."""
+    """Podrun's replacements for TensorFlow's two functions that run an eager operation, while any scope is open."""
 
     def __init__(self) -> None:
         self.users = 0
@@ -51,7 +51,7 @@ class _Hooks:
         self.slow: Callable[..., Any] = lambda *_: None
 
     def enter(self) -> None:
-        """Install them, if no other scope has."""
+        """Put podrun's two functions in place of TensorFlow's when the first scope of the process is entered."""
         with _lock:
             self.users += 1
             if self.users == 1:
@@ -60,7 +60,7 @@ class _Hooks:
                 fast.TFE_Py_FastPathExecute, slow.execute = self.run_fast, self.run_slow
 
     def leave(self) -> None:
-        """Take them away after the last scope."""
+        """Put TensorFlow's functions back when the last scope of the process is left."""
         with _lock:
             self.users -= 1
             if self.users == 0:
@@ -84,7 +84,7 @@ _hooks = _Hooks()
 
 @contextlib.contextmanager
 def eager_scope(ordinal: int | None) -> Iterator[None]:
-    """Operations inside are those of an IPU device, or of the host for None."""
+    """A context in which eager operations give an IPU's values; None: the host's, inside an IPU's scope."""
     _scopes.ordinals.append(ordinal)
     _hooks.enter()
     try:
@@ -120,7 +120,7 @@ def function_type() -> Any:
 
 
 class NoProgramError(UnsupportedError):
-    """A function that no program can be. Nothing of it has run."""
+    """A function that cannot be compiled for an IPU. It is raised before any of it has run."""
 
 
 _STATIC = (int, float, complex, str, bytes, type(None), enum.Enum, tf.DType, tf.TensorShape)
@@ -177,14 +177,14 @@ _strategies: dict[int, Any] = {}
 
 @contextlib.contextmanager
 def _placed(ordinal: int) -> Iterator[None]:
-    """Operations are those of an IPU, and variables name it."""
+    """A context in which operations give an IPU's values, and new variables name the IPU as their device."""
     with named_variables(ordinal), eager_scope(ordinal):
         yield
 
 
 @contextlib.contextmanager
 def _unplaced(own: contextlib.AbstractContextManager[object]) -> Iterator[None]:
-    """Operations are those of the host, in the scope of an IPU."""
+    """A context in which operations give the host's values, inside the scope of an IPU."""
     with own, eager_scope(None):
         yield
 
@@ -224,7 +224,7 @@ def _refuse_if_strict(op_name: str) -> None:
 
 
 def _half(op_name: str, inputs: Sequence[object], value: tf.Tensor) -> tf.Tensor:
-    """A half as an IPU gives it."""
+    """A float16 tensor with values beyond 65504 clipped, or NaN with ``nanoo``, as an IPU gives it."""
     held = value.numpy()
     limit = np.nan if DEVICES.nan_on_overflow else np.sign(held) * np.finfo(np.float16).max
     corrected = np.where(np.isinf(held), limit, held)

@@ -134,7 +134,7 @@ class HostProgram:
         )
 
     def let_report(self) -> None:
-        """Let the program, which is a part of another, have a report of its own."""
+        """Give a program that is one part of a larger one a report of its own."""
         self._source = replace(self._source, reported=True)
 
     @property

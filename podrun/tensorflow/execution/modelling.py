@@ -93,7 +93,7 @@ _QUEUE = re.compile(r"(?:in|out)feed\d+")
 
 
 def _in_full(value: object) -> object:
-    """The value in a form whose ``repr`` differs where the value does: arrays as a digest, graphs as their nodes."""
+    """A stand-in whose ``repr`` is different for different values: a digest for an array, the nodes of a graph."""
     if isinstance(value, np.ndarray):
         return value.shape, str(value.dtype), hashlib.sha256(value.tobytes()).hexdigest()
     if isinstance(value, OperatorGraph):

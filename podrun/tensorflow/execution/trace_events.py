@@ -106,7 +106,7 @@ def _note(kind: str, ordinal: int, part: str, **fields: object) -> None:
 
 
 def note_compilation(source: StepSource, step: ReadStep, seconds: float) -> None:
-    """A program was compiled in so many seconds."""
+    """Record the event of a compilation that took ``seconds``."""
     if events_wanted():
         name, ordinal, places = source.name, source.ordinal, dict(step.places)
         module = name.encode()
@@ -140,19 +140,19 @@ def _tensor_map(name: str, places: Mapping[str, Place], tiles: int) -> dict[str,
 
 
 def _selected(ipu: int, snake: bool) -> int:
-    """The IPU of a device that a pipeline's IPU is: neighbours are linked where the order goes back and forth."""
+    """The number in its device of a pipeline's IPU: a snake order visits pairs of linked IPUs back and forth."""
     place = ipu % 4
     return ipu - place + (5 - place) if snake and place > 1 else ipu
 
 
 def note_load(name: str, ordinal: int) -> None:
-    """A program was loaded."""
+    """Record the event of loading a program on a device."""
     if events_wanted():
         _note("LOAD_ENGINE", ordinal, "load_engine", module_name=name.encode())
 
 
 def note_run(name: str, ordinal: int) -> None:
-    """A program ran."""
+    """Record the event of one run of a program."""
     if events_wanted():
         _note("EXECUTE", ordinal, "execute", module_name=name.encode())
 

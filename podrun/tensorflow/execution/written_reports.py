@@ -42,7 +42,7 @@ def write_reports(reports: SessionReports, program: str, *, cached: bool) -> Non
 
 
 def _steps(reports: SessionReports) -> list[str]:
-    """The steps of the tiles in their order."""
+    """Rows of the table of steps: what the tiles execute, in order."""
     profile = reports.profile()
     return [
         f"{stage.name},{stage.ipu},{step.scope},{step.operator},{step.steps},{step.compute_cycles}"
@@ -52,7 +52,7 @@ def _steps(reports: SessionReports) -> list[str]:
 
 
 def _intervals(reports: SessionReports) -> list[str]:
-    """What lies on which tiles."""
+    """Rows of the table of intervals: the bytes of each category on each range of tiles."""
     return [
         f"{use.ipu},{part.first_tile},{part.end_tile},{category},{size}"
         for use in reports.profile().ipu_memory

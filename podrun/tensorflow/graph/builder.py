@@ -138,7 +138,7 @@ class GraphBuilder:
         self.written[variable.key] = value
 
     def hold(self, condition: str) -> None:
-        """Let the step end its run unless ``condition`` holds, also where a branch or a loop computes it."""
+        """Make the step raise after its run unless ``condition`` is true, also inside branches and loops."""
         held, root = VariableHandle(ASSERTIONS), self
         while root.outer is not None:
             root = root.outer

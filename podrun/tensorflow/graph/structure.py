@@ -37,10 +37,10 @@ def _nothing(importer: Importer, operation: tf.Operation, inputs: list[Value]) -
 
 
 class Assertions:
-    """The queue of which steps say whether their assertions held."""
+    """The outfeed to which steps send whether their assertions were true."""
 
     def take(self, place: int, value: np.ndarray) -> None:
-        """ApplicationRuntimeError unless they held in all iterations."""
+        """ApplicationRuntimeError if an assertion was false in any iteration."""
         if not np.all(value):
             raise ApplicationRuntimeError(
                 "An assertion of the program failed on the device.",

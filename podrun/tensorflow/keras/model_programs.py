@@ -224,7 +224,7 @@ class ModelProgram:
         return packed
 
     def _zeros(self, tensor: tf.Tensor) -> npt.NDArray[np.generic]:
-        """What all steps of all replicas predict, if it is zeros."""
+        """Predictions of zeros for all steps and replicas, which synthetic data give."""
         replicas = replicas_of(self.model)
         size, *rest = tensor.shape
         return np.zeros((self.count * replicas * size, *rest), tensor.dtype.as_numpy_dtype)

@@ -167,7 +167,7 @@ class XLATestCase(tf.test.TestCase):  # type: ignore[misc]
 
 
 class OptimizerTest(tf.test.TestCase, parameterized.TestCase):  # type: ignore[misc]
-    """What tests of optimizers inherit."""
+    """The base class of the SDK's tests of optimizers."""
 
     def keras_mixed_precision_test_helper(
         self, optimizer: tf.keras.optimizers.Optimizer, mixed_prec_policy: str

@@ -194,7 +194,7 @@ class EndHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self.values: dict[str, Any] = {}
 
     def end(self, session: tf.compat.v1.Session) -> None:
-        """Read them."""
+        """Read the tensors."""
         self.values = session.run(self._fetched)
 
 

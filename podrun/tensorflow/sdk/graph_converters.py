@@ -105,7 +105,7 @@ def get_edge_tensor(
 
 
 class GraphChange:
-    """What converters have in common."""
+    """The base class of converters of frozen graphs."""
 
     def apply(self, graph_def: GraphDef, signature_def: SignatureDef) -> Converted:
         """The graph and its signature, changed."""

@@ -1,4 +1,4 @@
-"""Operations of IPUs that the host reaches in eager mode, or in a function that no strategy runs.
+"""Runs operations that only IPUs have where no program is being made: in eager mode and in plain functions.
 
 Each is a program of its own on the first IPU, with gradients, as TensorFlow places what no CPU computes.
 """
@@ -22,7 +22,7 @@ _py_funcs = symbol("ops.script_ops._py_funcs")
 
 
 class HostMarker:
-    """A marker outside of programs: its results, and the gradients of these, each in a program of its own."""
+    """Compiles one such operation and its gradient, each as a program of its own."""
 
     def __init__(self, kind: str, outputs: Sequence[tf.TensorSpec], attributes: dict[str, Any]) -> None:
         self.kind, self.outputs, self.attributes = kind, list(outputs), attributes
@@ -89,7 +89,7 @@ MOST_KEPT = 128
 
 
 class HostMarkers:
-    """Markers that the host reached. Those that are alike are one."""
+    """The compiled operations of this process; equal operations of equal shapes share one."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[tuple[Any, ...], HostMarker] = OrderedDict()

@@ -59,7 +59,7 @@ _reduced = threading.local()
 
 @contextlib.contextmanager
 def reduced_already() -> Iterator[None]:
-    """Let nothing be reduced over replicas."""
+    """A context in which `reduced_over_replicas` returns values as they are."""
     before = getattr(_reduced, "already", False)
     _reduced.already = True
     try:
@@ -197,7 +197,7 @@ class IPUStrategyV1(_one_device.OneDeviceStrategy):  # type: ignore[misc]
     def _run_inside(
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> TensorStructure:
-        """Call a function in a program, or in a graph of version 1, as what one replica does."""
+        """Add a function's operations to the program or graph of version 1 that is being made; gives its results."""
         with contextlib.ExitStack() as contexts:
             if not in_program():
                 contexts.enter_context(tf.device(self._ipu_device))

@@ -186,7 +186,7 @@ def ipu_device_embedding_update_add(
 
 
 def ipu_device_embedding_notify(embedding_id: str, **options: object) -> tf.Operation:
-    """In a program: its updates are complete."""
+    """In a program: note that the updates of a host's table are complete."""
     return tf.no_op()
 
 
