@@ -14,8 +14,6 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from podrun.collectives.arithmetic import check_reduction
 from podrun.collectives.board import MAX_RANKS, GroupBoard
 from podrun.collectives.group import (
@@ -40,19 +38,10 @@ from podrun.collectives.hosts import HostsGroup
 from podrun.collectives.linux import boot_ticks, host_identity
 from podrun.collectives.registrar import Registrar
 from podrun.collectives.shared_memory import SharedMemoryGroup
+from podrun.core.aligned_memory import aligned_zeros
 from podrun.core.error_codec import error_from_dict
 from podrun.core.errors import ConflictError, UsageError
 from podrun.core.executable import Array, Reduction, numpy_dtype
-
-_ALIGNMENT = 64
-
-
-def aligned_flat_zeros(dtype: str, size: int) -> Array:
-    """``size`` zeros that start at a multiple of 64 bytes, so that XLA can use them without a copy."""
-    kind = numpy_dtype(dtype)
-    raw = np.zeros(size * kind.itemsize + _ALIGNMENT, np.uint8)
-    skip = -raw.ctypes.data % _ALIGNMENT
-    return raw[skip : skip + size * kind.itemsize].view(kind)
 
 
 class SoloGroup:
@@ -80,7 +69,7 @@ class SoloGroup:
         check_arena(arena, dtype, size)
         text = f"{kind} {dtype}[{size}]"
         if arena not in self._arenas:
-            self._arenas[arena] = (text, aligned_flat_zeros(dtype, size))
+            self._arenas[arena] = (text, aligned_zeros((size,), numpy_dtype(dtype)))
         known, array = self._arenas[arena]
         if known != text:
             raise MismatchError(

@@ -23,6 +23,7 @@ from types import TracebackType
 
 import numpy as np
 
+from podrun.core.aligned_memory import aligned_stack
 from podrun.core.errors import CallError, DeadlineError, UnsupportedError, UsageError
 from podrun.core.executable import numpy_dtype
 from podrun.runtime.settings import StepData, StepTensor
@@ -223,20 +224,7 @@ class FedData(StepData):
         return list(self.elements[0]) if self.elements else []
 
     def fetch(self, tensor: StepTensor) -> np.ndarray:
-        return _stacked([element[tensor.name] for element in self.elements]).reshape(tensor.layout)
+        return aligned_stack([element[tensor.name] for element in self.elements]).reshape(tensor.layout)
 
     def store(self, tensor: StepTensor, value: np.ndarray) -> None:
         self.results(tensor.name, value)
-
-
-_ALIGNMENT = 64
-"""Bytes. Machines of this process read what begins at a multiple of them without a copy."""
-
-
-def _stacked(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Arrays of one shape and type as rows of one that is aligned."""
-    size = sum(part.nbytes for part in parts)
-    raw = np.empty(size + _ALIGNMENT, np.uint8)
-    skip = -raw.ctypes.data % _ALIGNMENT
-    whole = raw[skip : skip + size].view(parts[0].dtype).reshape(len(parts), *parts[0].shape)
-    return np.stack(parts, out=whole)

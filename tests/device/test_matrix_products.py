@@ -19,10 +19,11 @@ from jax import lax
 
 from podrun.compiler.compile import CompileOptions, compile_program
 from podrun.compiler.program import AnchorSpec, InputSpec, ParameterSpec, Program
+from podrun.core.aligned_memory import aligned_empty
 from podrun.core.executable import Executable, TensorSpec
 from podrun.device.host.client import InProcessMachines
 from podrun.device.program.buffers import Buffers
-from podrun.device.program.xla_memory import Operands, aligned_empty
+from podrun.device.program.xla_memory import Operands
 from podrun.device.xla import convolutions
 from podrun.device.xla.clients import one_thread_device, own_settings
 from podrun.device.xla.matrix_products import (

@@ -17,6 +17,7 @@ from typing import TypeVar
 import numpy as np
 
 from podrun.core import executable_file
+from podrun.core.aligned_memory import aligned_empty
 from podrun.core.cluster import IPUS_PER_MACHINE
 from podrun.core.environment import environment
 from podrun.core.errors import (
@@ -43,7 +44,6 @@ from podrun.device.machine_context import MachinePlace
 from podrun.device.owners import HOST_SYNC_TIMEOUT
 from podrun.device.program.fabric import LocalFabric, program_digest
 from podrun.device.program.machine_groups import home_of, parts_by_position
-from podrun.device.program.xla_memory import aligned_empty
 from podrun.device.xla.kept_pieces import writable_cache
 from podrun.device.xla.pieces import PieceCache
 from podrun.faults import ProcessPlan, ends_with_launch, hint_in_launch, process_plan, recovery_hint, validate

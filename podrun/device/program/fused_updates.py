@@ -18,6 +18,7 @@ from functools import partial
 
 import numpy as np
 
+from podrun.core.aligned_memory import aligned_zeros
 from podrun.core.executable import (
     AllGather,
     AllReduce,
@@ -33,7 +34,7 @@ from podrun.core.executable import (
 )
 from podrun.core.names import SLICE
 from podrun.device.program.buffers import Buffers
-from podrun.device.program.xla_memory import aligned_zeros, in_shape
+from podrun.device.program.xla_memory import in_shape
 from podrun.device.xla.clients import machine_settings
 from podrun.device.xla.pieces import Piece
 from podrun.device.xla.update_steps import UpdateSteps, has_updates, run_update, update_steps

@@ -16,6 +16,7 @@ import numpy as np
 
 from podrun.collectives import Group
 from podrun.collectives.shared_memory import SharedMemoryGroup
+from podrun.core.aligned_memory import aligned_zeros
 from podrun.core.executable import (
     REPLICA_OFFSET,
     Arena,
@@ -28,7 +29,6 @@ from podrun.core.executable import (
 from podrun.core.names import SLICE, WHOLE
 from podrun.device.program.xla_memory import (
     PendingGradients,
-    aligned_zeros,
     arena_buffers,
     arena_of,
     member_of,

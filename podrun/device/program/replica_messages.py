@@ -22,9 +22,9 @@ from functools import partial
 import numpy as np
 
 from podrun.collectives import Group, RankLostError, RankMissingError
+from podrun.core.aligned_memory import aligned_empty
 from podrun.core.errors import InternalError
 from podrun.core.executable import Array, numpy_dtype
-from podrun.device.program.xla_memory import aligned_empty
 
 WINDOW = 2
 """Batches that may be under way between a sender and a receiver."""

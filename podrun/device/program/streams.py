@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from podrun.collectives import Group
+from podrun.core.aligned_memory import ScratchArrays, is_aligned
 from podrun.core.errors import ApplicationRuntimeError
 from podrun.core.executable import (
     Array,
@@ -30,7 +31,6 @@ from podrun.core.executable import (
     numpy_dtype,
 )
 from podrun.device.program.buffers import Buffers
-from podrun.device.program.xla_memory import aligned_empty
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class Feed:
     def __init__(self, executable: Executable, owners: Sequence[OwnerArrays]) -> None:
         self._streams = inputs_of(executable)
         self._owners = owners
-        self._scratch: dict[tuple[str, int], Array] = {}
+        self._scratch = ScratchArrays()
 
     def load(self, stream: str, batch: int, first: int, count: int) -> Array:
         """Micro-batches ``[first, first + count)`` of a batch: ``[count, replicas, *shape]``, aligned.
@@ -126,22 +126,16 @@ class Feed:
         if len(parts) == 1:
             return self._aligned(stream, first, parts[0])
         replicas = sum(owner.count for owner in self._owners)
-        whole = self._buffer(stream, first, (count, replicas, *parts[0].shape[2:]), parts[0].dtype)
+        whole = self._scratch.array((stream, first), (count, replicas, *parts[0].shape[2:]), parts[0].dtype)
         np.concatenate(parts, axis=1, out=whole)
         return whole
 
     def _aligned(self, stream: str, first: int, part: Array) -> Array:
-        if part.flags.c_contiguous and part.ctypes.data % 64 == 0:
+        if is_aligned(part):
             return part
-        copy = self._buffer(stream, first, part.shape, part.dtype)
+        copy = self._scratch.array((stream, first), part.shape, part.dtype)
         np.copyto(copy, part)
         return copy
-
-    def _buffer(self, stream: str, first: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        known = self._scratch.get((stream, first))
-        if known is None or known.shape != shape:
-            known = self._scratch[stream, first] = aligned_empty(shape, dtype)
-        return known
 
 
 class Drain:

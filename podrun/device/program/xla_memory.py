@@ -14,9 +14,7 @@ machine's slice. It lies in the group's per-rank buffers if it is reduced or gat
 
 from __future__ import annotations
 
-import contextlib
 import math
-import mmap
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -24,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from podrun.collectives import Group, slice_of
+from podrun.core.aligned_memory import ALIGNMENT, aligned_zeros
 from podrun.core.errors import InternalError
 from podrun.core.executable import (
     AllGather,
@@ -42,42 +41,11 @@ from podrun.device.xla.clients import on_one_thread, one_thread_device, own_sett
 if TYPE_CHECKING:
     import jax
 
-LARGE = 1 << 20
-"""Bytes from which on zeros come from the kernel, not from the heap."""
-ALIGNMENT = 64
-"""Bytes. XLA's CPU client reads a buffer in place only if its address is a multiple of this."""
-
-
-def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """An uninitialised array whose address is a multiple of `ALIGNMENT`."""
-    return _aligned(np.empty, shape, dtype)
-
-
-def aligned_zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """An array of zeros whose address is a multiple of `ALIGNMENT`. Pages that are never written take no memory."""
-    return _aligned(_untouched if math.prod(shape) * dtype.itemsize >= LARGE else np.zeros, shape, dtype)
-
-
-def _untouched(size: int, dtype: type) -> Array:
-    """Bytes that are zero because the kernel gave them so, in huge pages where it has any: a large arena is touched in
-    a fraction of the time. Where the process keeps freed memory, ``np.zeros`` clears some of that."""
-    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError):
-        pages.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(pages, dtype)
-
 
 def _misaligned_zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     """Zeros that XLA must copy to memory of its own. ``jnp.zeros`` would compile a program for each shape."""
     wide = aligned_zeros((math.prod(shape) + 1,), dtype)
     return wide[1:].reshape(shape)
-
-
-def _aligned(make: Callable[..., Array], shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    raw = make(size + ALIGNMENT, np.uint8)
-    skip = -raw.ctypes.data % ALIGNMENT
-    return raw[skip : skip + size].view(dtype).reshape(shape)
 
 
 class Operands:

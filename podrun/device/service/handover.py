@@ -32,12 +32,12 @@ from typing import Any
 
 import numpy as np
 
+from podrun.core.aligned_memory import ALIGNMENT
 from podrun.core.errors import ApplicationRuntimeError
 from podrun.core.executable import Array, numpy_dtype
 from podrun.core.identity import user_name
 from podrun.core.own_sockets import peer_uid, reached_by, socket_folder
 from podrun.core.shared_region import SharedRegion
-from podrun.device.program.xla_memory import ALIGNMENT
 
 log = logging.getLogger("podrun.device")
 

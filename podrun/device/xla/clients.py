@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from podrun.core.aligned_memory import ScratchArrays, is_aligned
 from podrun.core.environment import XLA_FLAGS, environment
 from podrun.core.errors import ApplicationRuntimeError
 from podrun.private_apis.jax import start_cpu_client
@@ -277,26 +278,19 @@ class AlignedInputs(threading.local):
     """
 
     def __init__(self) -> None:
-        self._rooms: dict[str, np.ndarray] = {}
+        self._rooms = ScratchArrays()
 
     def take(self, name: str, value: object) -> object:
         """The value, an array perhaps in the memory that is kept for this name. Valid until the next of that name."""
         if not isinstance(value, np.ndarray) or value.nbytes < _COPIED_AT_ONCE or value.dtype.hasobject:
             return value
-        if value.flags.c_contiguous and value.ctypes.data % _ALIGNMENT == 0:
+        if is_aligned(value):
             return value
-        room = self._rooms.get(name)
-        if room is None or room.shape != value.shape or room.dtype != value.dtype:
-            memory = np.empty(value.nbytes + _ALIGNMENT, np.uint8)
-            first = -memory.ctypes.data % _ALIGNMENT
-            room = memory[first : first + value.nbytes].view(value.dtype).reshape(value.shape)
-            self._rooms[name] = room
+        room = self._rooms.array(name, value.shape, value.dtype)
         np.copyto(room, value)
         return room
 
 
-_ALIGNMENT = 64
-"""Bytes. XLA uses memory that begins at a multiple of it."""
 _COPIED_AT_ONCE = 1 << 14
 """Bytes of an array from which on it is worth while."""
 
