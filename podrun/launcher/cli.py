@@ -20,8 +20,8 @@ COMPLETES = {"_PODRUN_COMPLETE", "_POPRUN_COMPLETE"}
 """Variables through which a shell asks for completions."""
 NO_VERBS = ("init", "version", "run", "start", "status", "list", "info", "new", "test", "config")
 """Words that people type as verbs although podrun does not have them; some are commands of the host."""
-MEANT = {"kill": "stop"}
-"""Words of other tools, and podrun's."""
+MEANT = {"kill": "stop", "report": "profile", "monitor": "top", "status": "ps"}
+"""Words of other tools, or of a command's result, and podrun's."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -182,7 +182,7 @@ def test_names_of_other_launchers_are_understood(words: str, meant: str) -> None
     assert caught.value.hint == f"Did you mean {meant}?"
 
 
-@pytest.mark.parametrize("word", ["init", "profil", "estimat", "status", "run", "kill"])
+@pytest.mark.parametrize("word", ["init", "profil", "estimat", "status", "run", "kill", "report"])
 def test_what_is_meant_for_podrun_is_not_run_as_a_command_of_the_host(
     word: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
