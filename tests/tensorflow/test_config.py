@@ -13,6 +13,8 @@ from podrun.tensorflow.sdk.config import (
     IPUConfig,
     SelectionOrder,
     StochasticRoundingBehaviour,
+    get_ipu_config,
+    reset_ipu_configuration,
 )
 
 
@@ -132,3 +134,17 @@ def test_a_configuration_is_a_message_of_the_sdk() -> None:
     config.select_ipus = 1
     with pytest.raises(Exception, match="Only one of `auto_select_ipus` and `select_ipus` can be set"):
         config._create_protobuf()
+
+
+def test_the_configuration_that_holds_is_read_as_messages() -> None:
+    config = IPUConfig()
+    config.auto_select_ipus = [2, 1]
+    config.ipu_model.compile_ipu_code = False
+    config.configure_ipu_system()
+    messages = get_ipu_config()
+    assert messages == [config._create_protobuf()] * 2
+    assert [device.auto_count for device in messages[0].device_config] == [2, 1]
+    assert (messages[1].creator_id, messages[1].ipu_model_config.compile_ipu_code) == (1, False)
+    reset_ipu_configuration()
+    with pytest.raises(RuntimeError, match="No IPU devices configured"):
+        get_ipu_config()

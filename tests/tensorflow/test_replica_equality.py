@@ -49,6 +49,7 @@ CHOICE = node(
         ((GRADIENT, MEAN, UPDATE), {"w": "w2"}, {"w"}),
         ((GRADIENT, node("Sub", "w g", "w2")), {"w": "w2"}, set()),
         ((GRADIENT, PAIRS, UPDATE), {"w": "w2"}, set()),
+        ((GRADIENT, node("Podrun:cross_replica_mean", "g", "mean", group=4), UPDATE), {"w": "w2"}, {"w"}),
         ((GRADIENT, MEAN, UPDATE, node("Add", "s x", "s2")), {"w": "w2", "s": "s2"}, {"w"}),
         ((GRADIENT, MEAN, node("Sub", "w s", "w2"), node("Add", "s x", "s2")), {"w": "w2", "s": "s2"}, set()),
         ((node("RandomUniform", "shape", "r"), node("Sub", "w r", "w2")), {"w": "w2"}, set()),
@@ -56,7 +57,18 @@ CHOICE = node(
         ((GRADIENT, COUNT, LAST, ADDED, CHOICE), {"w": "w2", "n": "n2", "a": "a2"}, {"w", "n"}),
         ((GRADIENT, node("Equal", "x four", "last"), ADDED, CHOICE), {"w": "w2", "a": "a2"}, set()),
     ],
-    ids=["mean", "own", "pairs", "statistics", "chain", "random", "index", "accumulation", "own_choice"],
+    ids=[
+        "mean",
+        "own",
+        "pairs",
+        "all",
+        "statistics",
+        "chain",
+        "random",
+        "index",
+        "accumulation",
+        "own_choice",
+    ],
 )
 def test_equal_is_what_is_computed_from_equal_values(
     nodes: tuple[Node, ...], written: dict[str, str], equal: set[str]
@@ -65,4 +77,4 @@ def test_equal_is_what_is_computed_from_equal_values(
     from podrun.tensorflow.operators.table import TensorFlowOperators
 
     TensorFlowOperators()
-    assert equal_variables(nodes, written, {"x"}) == equal
+    assert equal_variables(nodes, written, {"x"}, replicas=4) == equal

@@ -70,26 +70,69 @@ def test_collectives_between_replicas(ipu: Any, run: Run) -> None:
     np.testing.assert_array_equal(normalised, X / 2)
 
 
-def test_rows_are_copied_between_sequences(ipu: Any, run: Run) -> None:
+def test_collectives_stay_within_groups_of_neighbouring_replicas(ipu: Any) -> None:
+    import tensorflow as tf
+
+    def collectives(x: Any) -> Any:
+        value = x + 10 * tf.cast(ipu.replication_ops.replication_index(), tf.float32)
+        row = tf.reshape(value, [-1])[:3]
+        gathered = [ipu.all_to_all_op.all_gather(row, size) for size in (1, 2)]
+        scattered = [ipu.reduce_scatter_op.reduce_scatter(row, size) for size in (1, 2)]
+        return [ipu.all_to_all_op.all_gather(part, 4) for part in (*gathered, *scattered)]
+
+    rows = X.reshape(-1)[:3] + 10 * np.arange(4, dtype=np.float32)[:, None]
+    alone, in_pairs, own, halves = configured(ipu, 4)(collectives, X)
+    np.testing.assert_array_equal(alone, rows[:, None])
+    np.testing.assert_array_equal(in_pairs, [rows[:2], rows[:2], rows[2:], rows[2:]])
+    np.testing.assert_array_equal(own, rows)
+    sums = np.pad(rows.reshape(2, 2, 3).sum(1), [(0, 0), (0, 1)])
+    np.testing.assert_array_equal(halves, sums.reshape(4, 2))
+
+
+def test_rows_are_copied_between_tensors(ipu: Any, run: Run) -> None:
     import tensorflow as tf
 
     ops = ipu.slicing_ops
-    source = np.arange(12, dtype=np.float32).reshape(2, 3, 2)
-    target = -np.ones((2, 4, 2), np.float32)
-    (sliced,) = run(lambda d, s: ops.sequence_slice(d, s, [2, 1], [0, 2], [1, 3], False), target, source)
-    want = target.copy()
-    want[0, 1:3], want[1, 3] = source[0, :2], source[1, 2]
-    np.testing.assert_array_equal(sliced, want)
-    (unpacked,) = run(lambda s: ops.sequence_slice_unpack(s, [2, 1], [0, 2], 3), source)
-    np.testing.assert_array_equal(unpacked, [*source[0, :2], source[1, 2]])
-    (packed,) = run(
-        lambda d, s: ops.sequence_slice_pack(d, tf.reshape(s, [6, 2])[:3], [2, 1], [1, 3], True),
-        target,
-        source,
-    )
-    want = np.zeros_like(target)
-    want[0, 1:3], want[1, 3] = source[0, :2], source[0, 2]
-    np.testing.assert_array_equal(packed, want)
+    source = np.arange(12, dtype=np.float32).reshape(6, 2)
+    target = -np.ones((5, 2), np.float32)
+    counts, starts, places = [2, 3], [4, 0], [3, 1]
+
+    def sliced(dst: Any, src: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch([dst, src])
+            result = ops.sequence_slice(dst, src, counts, starts, places, False)
+        return result, tape.gradient(result, [dst, src])
+
+    result, of_target, of_source = run(sliced, target, source)
+    np.testing.assert_array_equal(result, [[-1, -1], *source[:3], source[5]])  # The later slice stays.
+    np.testing.assert_array_equal(of_target[:, 0], [1, 0, 0, 0, 0])
+    np.testing.assert_array_equal(of_source[:, 0], [1, 1, 1, 0, 0, 1])
+    (unpacked,) = run(lambda s: ops.sequence_slice_unpack(s, counts, starts, 6), source)
+    np.testing.assert_array_equal(unpacked, [*source[4:], *source[:3], [0, 0]])
+    (packed,) = run(lambda d, s: ops.sequence_slice_pack(d, s[:4], [1, 2], [4, 0], True), target, source)
+    np.testing.assert_array_equal(packed, [*source[1:3], [0, 0], [0, 0], source[0]])
+    (kept,) = run(lambda d, s: ops.sequence_slice_pack(d, s, [1, 2], [4, 0], False), target, source)
+    np.testing.assert_array_equal(kept, [*source[1:3], [-1, -1], [-1, -1], source[0]])
+
+
+def test_rows_that_cannot_be_copied_are_refused_in_the_sdks_words(ipu: Any) -> None:
+    import tensorflow as tf
+
+    ops, rows, narrow = ipu.slicing_ops, tf.zeros([3, 4]), tf.zeros([3, 2])
+    with pytest.raises(
+        ValueError, match="num_elems, src_offsets and dst_offsets must have matching, nonzero shapes"
+    ):
+        ops.sequence_slice(rows, rows, [1, 1], [0], [0, 1], False)
+    with pytest.raises(
+        ValueError, match="num_elems and src_offsets must have matching, nonzero shapes of rank 1"
+    ):
+        ops.sequence_slice_unpack(rows, [1, 1], [0], 2)
+    with pytest.raises(
+        ValueError, match="num_elems and dst_offsets must have matching, nonzero shapes of rank 1"
+    ):
+        ops.sequence_slice_pack(rows, rows, [], [], False)
+    with pytest.raises(ValueError, match="src and dst inner shapes must match"):
+        ops.sequence_slice(narrow, rows, [1], [0], [0], False)
 
 
 def test_histograms_count_between_levels(ipu: Any, run: Run) -> None:

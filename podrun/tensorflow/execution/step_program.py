@@ -311,7 +311,7 @@ class StepProgram:
             return frozenset()
         if self.settings.replicas == 1:
             return frozenset(self.step.written)
-        return equal_variables(self.step.nodes, self.step.written, self.feed_types)
+        return equal_variables(self.step.nodes, self.step.written, self.feed_types, self.settings.replicas)
 
     def _send(self, parts: SessionParts, values: Mapping[str, np.ndarray]) -> None:
         """Write to the device what it does not have."""

@@ -19,44 +19,44 @@ _OWN = frozenset({"Podrun:replication_index", "Podrun:reduce_scatter", "Podrun:a
 
 
 def equal_variables(
-    nodes: Iterable[Node], written: Mapping[str, str], fed: Collection[str]
+    nodes: Iterable[Node], written: Mapping[str, str], fed: Collection[str], replicas: int
 ) -> frozenset[str]:
     """The variables among ``written`` (variable -> the tensor that replaces it) that stay equal. ``fed``: what infeeds
-    give. The table of operations must be complete.
+    give. A collective over a group of ``replicas`` is one over all. The table of operations must be complete.
     """
     nodes, equal = tuple(nodes), frozenset(written)
     while True:
         differing = {*fed, *(written.keys() - equal)}
-        _spread(nodes, differing)
+        _spread(nodes, differing, replicas)
         kept = frozenset(name for name in equal if written[name] not in differing)
         if kept == equal:
             return equal
         equal = kept
 
 
-def _spread(nodes: Iterable[Node], differing: set[str]) -> None:
+def _spread(nodes: Iterable[Node], differing: set[str], replicas: int) -> None:
     """Add to ``differing`` what the nodes make of it."""
     for node in nodes:
         if node.op_type == "Branch" and node.inputs[0] not in differing:
-            differing.update(_of_branches(node, differing))
-        elif _differs(node, differing):
+            differing.update(_of_branches(node, differing, replicas))
+        elif _differs(node, differing, replicas):
             differing.update(node.outputs)
 
 
-def _of_branches(node: Node, differing: set[str]) -> set[str]:
+def _of_branches(node: Node, differing: set[str], replicas: int) -> set[str]:
     """The results of a branch that all replicas take alike, as far as they differ."""
     results: set[str] = set()
     for graph in subgraphs(node):
         inside = differing | {
             name for name, outer in zip(graph.inputs, node.inputs[1:], strict=False) if outer in differing
         }
-        _spread(graph.nodes, inside)
+        _spread(graph.nodes, inside, replicas)
         results.update(o for o, name in zip(node.outputs, graph.outputs, strict=False) if name in inside)
     return results
 
 
-def _differs(node: Node, differing: Collection[str]) -> bool:
-    if node.op_type in _MEET and not node.attributes.get("group"):
+def _differs(node: Node, differing: Collection[str], replicas: int) -> bool:
+    if node.op_type in _MEET and (node.attributes.get("group") or replicas) == replicas:
         return False
     return _is_own(node) or not reads(node).isdisjoint(differing)
 

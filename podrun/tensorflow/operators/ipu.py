@@ -59,11 +59,12 @@ def _replica(ctx: Context, node: Node) -> Array:
     return jnp.asarray(replica_position(neighbour_groups(ctx, None))).astype(jnp.int32).reshape(())
 
 
-@computes("Podrun:all_gather")
+@computes("Podrun:all_gather", attributes="group")
 def _gather(ctx: Context, node: Node, x: Array) -> Array:
-    if ctx.replicas == 1:
+    groups = neighbour_groups(ctx, node["group"])
+    if node["group"] == 1:
         return jnp.asarray(x)[None]
-    return all_gather(jnp.asarray(x), neighbour_groups(ctx, None)).reshape(ctx.replicas, *jnp.shape(x))
+    return all_gather(jnp.asarray(x), groups).reshape(node["group"], *jnp.shape(x))
 
 
 @computes("Podrun:group_norm", attributes="groups axis epsilon strided")
@@ -97,9 +98,9 @@ def _all_to_all(ctx: Context, node: Node, x: Array) -> Array:
     return jnp.concatenate(list(own), node["concat"])
 
 
-@computes("Podrun:reduce_scatter", attributes="op")
+@computes("Podrun:reduce_scatter", attributes="op group")
 def _reduce_scatter(ctx: Context, node: Node, x: Array) -> Array:
-    return reduce_scatter(jnp.asarray(x), Combination[node["op"]], neighbour_groups(ctx, None))
+    return reduce_scatter(jnp.asarray(x), Combination[node["op"]], neighbour_groups(ctx, node["group"]))
 
 
 @computes("Podrun:watched")

@@ -258,11 +258,11 @@ def reset_ipu_configuration() -> None:
     DEVICES.release()
 
 
-def get_ipu_config(session: tf.compat.v1.Session | None = None) -> list[IPUConfig]:
-    """The options, once for each device. RuntimeError without a configuration."""
+def get_ipu_config(session: tf.compat.v1.Session | None = None) -> list[SimpleNamespace]:
+    """The options as a message (`config_messages`), once for each device. RuntimeError without a configuration."""
     if DEVICES.config is None:
         raise RuntimeError("No IPU devices configured.")
-    return [DEVICES.config for _ in DEVICES.ipus]
+    return [message_of(flat_options(DEVICES.config)) for _ in DEVICES.ipus]
 
 
 def set_ipu_config(

@@ -75,12 +75,13 @@ _FIELDS: dict[str, str | tuple[str, Callable[[Any], Any]]] = {
     "scheduling.maximum_scheduler_search_space_size": "max_scheduler_search_space_size",
 }  # fmt: skip
 """Option -> the field of the message that has it, and how its value changes."""
+_MADE_BY_A_PROGRAM = 1
 _BEHAVIOUR = ("inv", "div0", "oflo", "esr", "nanoo")
 
 
 def message_of(options: Mapping[str, Any]) -> SimpleNamespace:
     """The message for options by dotted name."""
-    message = SimpleNamespace()
+    message = SimpleNamespace(creator_id=_MADE_BY_A_PROGRAM)
     for name, field in _FIELDS.items():
         path, change = field if isinstance(field, tuple) else (field, _same)
         *outer, last = path.split(".")

@@ -47,10 +47,14 @@ def ipu_replication_normalise(x: tf.Tensor, name: str | None = None) -> tf.Tenso
 
 
 def gathered_from_replicas(x: tf.Tensor, replication_factor: int, name: str | None = None) -> tf.Tensor:
-    """``[replicas, ...]``: the values of all replicas, in order. A list gives a list."""
+    """``[replication_factor, ...]``: the values of the replicas of one's group, in order. Groups are
+    ``replication_factor`` neighbouring replicas. A list gives a list.
+    """
     if isinstance(x, (list, tuple)):
         return [gathered_from_replicas(item, replication_factor) for item in x]
-    (result,) = mark("all_gather", [x], [tf.TensorSpec([replication_factor, *x.shape], x.dtype)])
+    x = tf.convert_to_tensor(x)
+    outcome = tf.TensorSpec([replication_factor, *x.shape], x.dtype)
+    (result,) = mark("all_gather", [x], [outcome], group=replication_factor)
     return result
 
 
@@ -96,8 +100,8 @@ def _reduction(op: str) -> str:
 def reduced_and_scattered(
     x: tf.Tensor, replication_factor: int, op: str = "COLLECTIVE_OP_ADD", name: str | None = None
 ) -> tf.Tensor:
-    """This replica's part of all replicas' ``x [n]``, reduced: ``[ceil(n / replicas)]``, padded with zeros. ValueError
-    for another rank. A list gives a list.
+    """This replica's part of ``x [n]``, reduced over its group of ``replication_factor`` neighbouring replicas:
+    ``[ceil(n / replication_factor)]``, padded with zeros. ValueError for another rank. A list gives a list.
     """
     if isinstance(x, (list, tuple)):
         return [reduced_and_scattered(item, replication_factor, op) for item in x]
@@ -105,7 +109,8 @@ def reduced_and_scattered(
     if x.shape.rank != 1:
         raise ValueError(f"reduce_scatter takes tensors of rank 1, not {x.shape.rank}.")
     part = -(-int(x.shape[0]) // replication_factor)
-    (result,) = mark("reduce_scatter", [x], [tf.TensorSpec([part], x.dtype)], op=_reduction(op))
+    outcome = tf.TensorSpec([part], x.dtype)
+    (result,) = mark("reduce_scatter", [x], [outcome], op=_reduction(op), group=replication_factor)
     return result
 
 

@@ -8,11 +8,6 @@ from __future__ import annotations
 import tensorflow as tf
 
 
-def _spread(condition: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
-    """A condition ``[batch, rows]`` for tensors ``[batch, rows, ...]``."""
-    return tf.reshape(condition, [*condition.shape, *[1] * (like.shape.rank - condition.shape.rank)])
-
-
 def copied_rows(
     dst: tf.Tensor,
     src: tf.Tensor,
@@ -22,15 +17,43 @@ def copied_rows(
     zero_unused: bool,
     name: str | None = None,
 ) -> tf.Tensor:
-    """``dst`` with ``num_elems[i]`` rows of ``src[i]`` from ``src_offsets[i]`` on, at ``dst_offsets[i]``. ``[batch,
-    rows, ...]``; what is not copied is ``dst``'s, or zero with ``zero_unused``.
+    """``dst [rows, ...]`` with ``num_elems[i]`` rows of ``src [rows, ...]`` from ``src_offsets[i]`` on, at
+    ``dst_offsets[i]``, for each *i*; of slices that meet the last one stays. What is not copied is ``dst``'s, or zero
+    with ``zero_unused``.
+
+    ValueError for lists of different lengths, and for rows of different shapes.
     """
     dst, src = tf.convert_to_tensor(dst), tf.convert_to_tensor(src)
-    rows = tf.range(dst.shape[1])[None, :]
-    count, start, at = (tf.convert_to_tensor(v)[:, None] for v in (num_elems, src_offsets, dst_offsets))
-    copied = (rows >= at) & (rows < at + count)
-    taken = tf.gather(src, tf.clip_by_value(rows - at + start, 0, src.shape[1] - 1), batch_dims=1)
-    return tf.compat.v2.where(_spread(copied, dst), taken, tf.zeros_like(dst) if zero_unused else dst)
+    count, start, at = _slices("num_elems, src_offsets and dst_offsets", num_elems, src_offsets, dst_offsets)
+    return _with_rows(dst, src, count, start, at, zero_unused)
+
+
+def _slices(names: str, *lists: tf.Tensor) -> list[tf.Tensor]:
+    """The lists as tensors. ValueError, in the SDK's words, if they are no lists of one length."""
+    tensors = [tf.convert_to_tensor(values) for values in lists]
+    shapes = {tuple(tensor.shape.as_list()) for tensor in tensors}
+    if len(shapes) != 1 or len(shape := shapes.pop()) != 1 or not shape[0]:
+        raise ValueError(f"{names} must have matching, nonzero shapes of rank 1.")
+    return tensors
+
+
+def _with_rows(
+    dst: tf.Tensor,
+    src: tf.Tensor,
+    count: tf.Tensor,
+    start: tf.Tensor,
+    at: tf.Tensor,
+    zero_unused: bool,
+) -> tf.Tensor:
+    if dst.shape[1:] != src.shape[1:]:
+        raise ValueError("src and dst inner shapes must match.")
+    rows = tf.range(dst.shape[0])[:, None]
+    copied = (rows >= at) & (rows < at + count)  # [rows, slices]
+    owner = tf.reduce_max(tf.compat.v2.where(copied, tf.range(count.shape[0]), -1), 1)
+    place = rows[:, 0] + tf.gather(start - at, tf.maximum(owner, 0))
+    taken = tf.gather(src, tf.clip_by_value(place, 0, src.shape[0] - 1))
+    filled = tf.reshape(owner >= 0, [-1, *[1] * (dst.shape.rank - 1)])
+    return tf.compat.v2.where(filled, taken, tf.zeros_like(dst) if zero_unused else dst)
 
 
 def sequence_slice_unpack(
@@ -40,19 +63,13 @@ def sequence_slice_unpack(
     total_elements: int,
     name: str | None = None,
 ) -> tf.Tensor:
-    """``[total_elements, ...]``: ``num_elems[i]`` rows of each ``src[i]`` from ``src_offsets[i]`` on, one after the
-    other.
+    """``[total_elements, ...]``: ``num_elems[i]`` rows of ``src [rows, ...]`` from ``src_offsets[i]`` on, for each *i*,
+    one after the other. ValueError for lists of different lengths.
     """
     src = tf.convert_to_tensor(src)
-    count, start = tf.convert_to_tensor(num_elems), tf.convert_to_tensor(src_offsets)
-    ends = tf.cumsum(count)
-    place = tf.range(total_elements)
-    owner = tf.reduce_sum(tf.cast(place[:, None] >= ends[None, :], tf.int32), 1)
-    valid = owner < count.shape[0]
-    owner = tf.minimum(owner, count.shape[0] - 1)
-    row = place - tf.gather(ends - count, owner) + tf.gather(start, owner)
-    rows = tf.gather_nd(src, tf.stack([owner, tf.clip_by_value(row, 0, src.shape[1] - 1)], 1))
-    return tf.compat.v2.where(_spread(valid, rows), rows, tf.zeros_like(rows))
+    count, start = _slices("num_elems and src_offsets", num_elems, src_offsets)
+    dst = tf.zeros([total_elements, *src.shape[1:]], src.dtype)
+    return _with_rows(dst, src, count, start, tf.cumsum(count, exclusive=True), zero_unused=True)
 
 
 def sequence_slice_pack(
@@ -63,16 +80,12 @@ def sequence_slice_pack(
     zero_unused: bool,
     name: str | None = None,
 ) -> tf.Tensor:
-    """``dst`` with the rows of ``src [rows, ...]``, ``num_elems[i]`` of them at ``dst_offsets[i]`` of each
-    ``dst[i]``.
+    """``dst [rows, ...]`` with the next ``num_elems[i]`` rows of ``src [rows, ...]`` at ``dst_offsets[i]``, for each
+    *i*: the inverse of `sequence_slice_unpack`. ValueError as `copied_rows`.
     """
     dst, src = tf.convert_to_tensor(dst), tf.convert_to_tensor(src)
-    count, at = tf.convert_to_tensor(num_elems)[:, None], tf.convert_to_tensor(dst_offsets)[:, None]
-    first = tf.cumsum(count, 0, exclusive=True)
-    rows = tf.range(dst.shape[1])[None, :]
-    copied = (rows >= at) & (rows < at + count)
-    taken = tf.gather(src, tf.clip_by_value(rows - at + first, 0, src.shape[0] - 1))
-    return tf.compat.v2.where(_spread(copied, dst), taken, tf.zeros_like(dst) if zero_unused else dst)
+    count, at = _slices("num_elems and dst_offsets", num_elems, dst_offsets)
+    return _with_rows(dst, src, count, tf.cumsum(count, exclusive=True), at, zero_unused)
 
 
 def fixed_width_bins(inputs: tf.Tensor, n_bins: int) -> tf.Tensor:
