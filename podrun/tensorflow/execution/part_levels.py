@@ -7,7 +7,7 @@ and loops are in the order of the program.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -147,10 +147,19 @@ def _number(operation: tf.Operation) -> int:
     return int(operation._id)
 
 
-def held_everywhere(operation: tf.Operation) -> bool:
-    """Whether each part that needs an operation has its own copy of it: constants, and names of variables."""
-    of_variable = operation.type == "Identity" and operation.outputs[0].dtype == tf.resource
-    return bool(operation.type == "Const" or of_variable)
+def held_everywhere(operations: Iterable[tf.Operation]) -> set[tf.Operation]:
+    """The operations, in the order of the graph, of which each part that needs them has its own copy: constants, what
+    depends on constants alone, and names of variables.
+    """
+    held: set[tf.Operation] = set()
+    for operation in operations:
+        of_variable = operation.type == "Identity" and operation.outputs[0].dtype == tf.resource
+        apart = marked(operation) is not None or host_scope(operation) is not None
+        pure = bool(operation.outputs) and not operation.op_def.is_stateful and not apart
+        known = pure and operation.type != "Placeholder" and held.issuperset(t.op for t in operation.inputs)
+        if operation.type == "Const" or of_variable or known:
+            held.add(operation)
+    return held
 
 
 def tensors_entering(own: Collection[tf.Operation], done: Collection[tf.Operation]) -> list[tf.Tensor]:

@@ -32,7 +32,7 @@ from podrun.tensorflow.execution.part_levels import (
     tensors_entering,
 )
 from podrun.tensorflow.execution.queue_loops import MainLoop, loop_of, origin
-from podrun.tensorflow.graph.importer import function_graph
+from podrun.tensorflow.graph.importer import function_graph, has_effect
 
 _NARROW = {tf.int64: tf.int32, tf.float64: tf.float32}
 
@@ -114,7 +114,7 @@ class GraphParts:
         self.graph, self.keys, self.place = graph, dict(keys), place
         self.results = list(results)
         levels = part_levels(graph, results, effects)
-        again = computed_again(levels)
+        again, held = computed_again(levels), held_everywhere(levels)
         self.parts: list[ProgramStage] = []
         wanted = {id(r) for r in results}
         for operation, level in levels.items():
@@ -123,7 +123,7 @@ class GraphParts:
             own = [operation for operation, number in levels.items() if number == level]
             repeated = again.get(level, set())
             earlier = (o for o, n in levels.items() if n < level and o not in repeated)
-            done = frozenset(o for o in earlier if not held_everywhere(o))
+            done = frozenset(o for o in earlier if o not in held)
             part = self._part(own, done, wanted)
             if part is not None:
                 self.parts.append(part)
@@ -193,7 +193,7 @@ class StraightPart:
             done=done,
             reported=False,
         )
-        effects = [o for o in own if not o.outputs or o.type == "PyFunc"]
+        effects = [o for o in own if not o.outputs or o.type == "PyFunc" or has_effect(parts.graph, o)]
         self.program = HostProgram(parts.graph, leaving, effects, shards=parts.place[1], part=part)
         self.queue.used = list(self.program.step.infeeds.get(self.queue.number, []))
         self.idle = not self.program.step.nodes

@@ -17,7 +17,7 @@ import tensorflow as tf
 from podrun.core.errors import UnsupportedError
 from podrun.private_apis.tensorflow import symbol
 from podrun.runtime.graph import Place
-from podrun.tensorflow.capture.markers import marked
+from podrun.tensorflow.capture.markers import REFERENCES, marked
 from podrun.tensorflow.capture.places import places_in
 from podrun.tensorflow.capture.program_graphs import FunctionGraph
 from podrun.tensorflow.graph.attributes import node_attributes, planned_operator
@@ -220,6 +220,29 @@ def needed_operations(
         waiting += [tensor.op for tensor in operation.inputs]
         waiting += list(operation.control_inputs)
     return needed
+
+
+def has_effect(graph: FunctionGraph, operation: tf.Operation) -> bool:
+    """Whether an operation, or what it calls, writes variables or gives to a queue."""
+    facts = marked(operation)
+    if facts is None and operation.type in UPDATES:
+        return True
+    if facts is None:
+        attributes = operation.node_def.attr
+        names = [
+            attributes[n].func.name for n in ("f", "body", "then_branch", "else_branch") if n in attributes
+        ]
+        names += [f.name for f in attributes["branches"].list.func] if "branches" in attributes else []
+        inner = [function_graph(graph, name) for name in names if name]
+    elif facts["kind"] == "repeat":
+        inner = [REFERENCES[facts["loop"]].body_graph]
+    else:
+        return bool(facts["kind"] == "enqueue")
+    return any(
+        has_effect(body, o)
+        for body in inner
+        for o in needed_operations([*(t.op for t in body.outputs), *body.control_outputs])
+    )
 
 
 def array_of(operation: tf.Operation) -> np.ndarray | None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+import contextlib
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from typing import TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from podrun.core.errors import UnsupportedError
 from podrun.numerics.precision import is_float
 from podrun.runtime.graph import Node, OperatorGraph
 from podrun.runtime.operators import Context
@@ -34,13 +38,39 @@ def _differentiate(ctx: Context, node: Node, *inputs: Array) -> tuple[Array, ...
             results = [jnp.asarray(r) for r in ctx.run(node["graph"], values)]
         return results[:targets], results[targets:]
 
-    values, backward, others = jax.vjp(forward, *sources, has_aux=True)
-    incoming = dict(zip(node["incoming"], inputs[count:], strict=True))
-    seeds = [
-        jnp.asarray(incoming[i], v.dtype) if i in incoming else jnp.ones_like(v) for i, v in enumerate(values)
-    ]
-    gradients = backward(seeds)
+    with _counting_loops():
+        values, backward, others = jax.vjp(forward, *sources, has_aux=True)
+        incoming = dict(zip(node["incoming"], inputs[count:], strict=True))
+        seeds = [
+            jnp.asarray(incoming[i], v.dtype) if i in incoming else jnp.ones_like(v)
+            for i, v in enumerate(values)
+        ]
+        gradients = backward(seeds)
     return (*gradients, *others)
+
+
+_UNCOUNTED: ContextVar[list[str] | None] = ContextVar("_UNCOUNTED", default=None)
+"""While gradients are traced, the loops that run an unknown number of times."""
+
+
+@contextlib.contextmanager
+def _counting_loops() -> Iterator[None]:
+    """UnsupportedError, instead of JAX's, for loops whose iterations cannot be counted and are differentiated."""
+    loops: list[str] = []
+    token = _UNCOUNTED.set(loops)
+    try:
+        yield
+    except ValueError as error:
+        if not loops:
+            raise
+        names = ", ".join(f"'{name.partition('#')[0]}'" for name in loops)
+        raise UnsupportedError(
+            f"a gradient passes through the loop {names}, of which it is not known how often it runs",
+            hint=f"Give it a limit of at most {MOST_GUARDED} iterations: tf.while_loop(..., maximum_iterations=100), "
+            "or tf.autograph.experimental.set_loop_options(maximum_iterations=100) as the first line of its body.",
+        ) from error
+    finally:
+        _UNCOUNTED.reset(token)
 
 
 @computes("CustomGradient", attributes="backward positions", random=True)
@@ -102,7 +132,12 @@ def _loop(ctx: Context, node: Node, *inputs: Array) -> tuple[Array, ...]:
     def holds(state: ArrayTuple) -> Array:
         return jnp.asarray(ctx.run(node["condition"], state)[0])
 
-    trips, exact = _trips(ctx, node, inputs)
+    trips, exact = LoopCount(ctx, node["condition"], node["body"], demands=False).trips()
+    uncounted = _UNCOUNTED.get()
+    if trips is None and (uncounted is not None or ctx.training):
+        trips, exact = LoopCount(ctx, node["condition"], node["body"], demands=True).trips()
+        if trips is None and uncounted is not None:
+            uncounted.append(node.label)
     if trips is not None and not exact:
 
         def guarded(state: ArrayTuple, count: Array) -> tuple[ArrayTuple, None]:
@@ -122,71 +157,122 @@ def _loop(ctx: Context, node: Node, *inputs: Array) -> tuple[Array, ...]:
     return lax.while_loop(lambda state: holds(state[1:]), step, (jnp.zeros((), jnp.int32), *values))[1:]
 
 
-def _trips(ctx: Context, node: Node, inputs: ArrayTuple) -> tuple[int | None, bool]:
-    """How often a loop runs at most, by the comparisons of a counter with a constant in its condition, and whether it
-    runs so often: no other test ends it. None if that is not known.
+@dataclass(frozen=True, slots=True)
+class LoopCount:
+    """How a loop is counted. ``demands``: whether values that may change from run to run are fixed in the program,
+    which is compiled again for others.
     """
-    condition, body = node["condition"], node["body"]
-    makers = {o: n for n in condition.nodes for o in n.outputs}
-    limits: list[int] = []
-    exact, waiting = True, [condition.outputs[0]]
-    while waiting:
-        test = makers.get(waiting.pop())
-        if test is not None and test.op_type == "LogicalAnd":
-            waiting += list(test.inputs)
-            continue
-        count = None if test is None else _count(ctx, makers, condition, body, test)
-        exact = exact and count is not None
-        limits += [] if count is None else [count]
-    trips = min(limits) if limits else None
-    if trips is None or trips > (MOST_COUNTED if exact else MOST_GUARDED):
-        return None, False
-    return trips, exact
 
+    ctx: Context
+    condition: OperatorGraph
+    body: OperatorGraph
+    demands: bool
 
-def _count(
-    ctx: Context, makers: Mapping[str, Node], condition: OperatorGraph, body: OperatorGraph, test: Node
-) -> int | None:
-    """After how many iterations a comparison is false; None if it does not compare a counter with a constant."""
-    if test.op_type != "Less" or test.inputs[0] not in condition.inputs:
+    def trips(self) -> tuple[int | None, bool]:
+        """How often the loop runs at most, by the comparisons of a counter with a limit in its condition, and whether
+        it runs so often: no other test ends it. None if that is not known.
+        """
+        makers = _makers(self.condition)
+        limits: list[int] = []
+        exact, waiting = True, [self.condition.outputs[0]]
+        while waiting:
+            test = makers.get(waiting.pop())
+            if test is not None and test.op_type == "LogicalAnd":
+                waiting += list(test.inputs)
+                continue
+            if test is not None and test.op_type == "Branch" and _ends(test["branches"][0]):
+                waiting.append(
+                    test.inputs[0]
+                )  # A break: the loop ends at the latest when the choice is false.
+                exact = False
+                continue
+            count = None if test is None else self._count(test)
+            exact = exact and count is not None
+            limits += [] if count is None else [count]
+        trips = min(limits) if limits else None
+        if trips is None or trips > (MOST_COUNTED if exact else MOST_GUARDED):
+            return None, False
+        return trips, exact
+
+    def _count(self, test: Node) -> int | None:
+        """After how many iterations a comparison is false; None if it does not compare a counter with a limit."""
+        if test.op_type not in _COMPARISONS:
+            return None
+        compares = _COMPARISONS[test.op_type]
+        first, second = test.inputs
+        orders: list[tuple[str, str, Comparison]] = [(first, second, compares)]
+        orders.append((second, first, lambda a, b: compares(b, a)))
+        for counter, limit, holds in orders:
+            if counter not in self.condition.inputs:
+                continue
+            place = self.condition.inputs.index(counter)
+            end, growth, start = self._value(self.condition, limit), self._growth(place), self._start(place)
+            if end is not None and growth is not None and start is not None and start.size == 1:
+                return _counted(end.reshape(()), growth.reshape(()), start.reshape(()), holds)
         return None
-    place = condition.inputs.index(test.inputs[0])
-    first, limit = ctx.known(place), _limit(ctx, makers, condition, body, test.inputs[1])
-    if place not in _counters(body) or first is None or limit is None:
-        return None
-    return max(int(limit) - int(np.asarray(first)), 0)
+
+    def _start(self, place: int) -> np.ndarray | None:
+        """The value of one of the loop's inputs when it begins, if it is known."""
+        value = self.ctx.known(place)
+        if value is None and self.demands:
+            with contextlib.suppress(UnsupportedError):
+                return self.ctx.constant(place)
+        return value
+
+    def _value(self, graph: OperatorGraph, name: str) -> np.ndarray | None:
+        """A value in the condition or the body that is the same in all iterations, if it is known."""
+        if name in graph.inputs:
+            place = graph.inputs.index(name)
+            return self._start(place) if self.body.outputs[place] == self.body.inputs[place] else None
+        maker = _makers(graph).get(name)
+        if maker is not None:
+            return np.asarray(maker["value"]) if maker.op_type == "Const" else None
+        outer = self.ctx.environment.get(name)
+        return np.asarray(outer.known) if outer is not None and outer.at_hand else None
+
+    def _growth(self, place: int) -> np.ndarray | None:
+        """What an iteration adds to one of the loop's values, if that is always the same and known."""
+        maker = _makers(self.body).get(self.body.outputs[place])
+        name = self.body.inputs[place]
+        if maker is None or maker.op_type not in ("AddV2", "Add", "Sub") or name not in maker.inputs:
+            return None
+        first, second = maker.inputs
+        if maker.op_type == "Sub":
+            step = self._value(self.body, second) if first == name else None
+            return None if step is None else np.negative(step)
+        return self._value(self.body, second if first == name else first)
 
 
-def _limit(
-    ctx: Context, makers: Mapping[str, Node], condition: OperatorGraph, body: OperatorGraph, name: str
-) -> int | None:
-    """The value with which a counter is compared."""
-    if name in condition.inputs:
-        place = condition.inputs.index(name)
-        value = ctx.known(place)
-        return (
-            int(np.asarray(value))
-            if value is not None and body.outputs[place] == body.inputs[place]
-            else None
-        )
-    maker = makers.get(name)
-    if maker is not None and maker.op_type == "Const":
-        return int(np.asarray(maker["value"]))
-    if maker is None:
-        outer = ctx.environment.get(name)
-        return int(np.asarray(outer.known)) if outer is not None and outer.at_hand else None
+Comparison: TypeAlias = Callable[[float, float], bool]
+"""Whether a loop goes on with a counter and a limit."""
+_COMPARISONS: dict[str, Comparison] = {
+    "Less": lambda a, b: a < b,
+    "LessEqual": lambda a, b: a <= b,
+    "Greater": lambda a, b: a > b,
+    "GreaterEqual": lambda a, b: a >= b,
+}
+
+
+def _ends(branch: OperatorGraph) -> bool:
+    """Whether a branch gives a false constant."""
+    maker = _makers(branch).get(branch.outputs[0])
+    return maker is not None and maker.op_type == "Const" and not np.any(maker["value"])
+
+
+def _makers(graph: OperatorGraph) -> dict[str, Node]:
+    return {output: node for node in graph.nodes for output in node.outputs}
+
+
+def _counted(limit: np.ndarray, growth: np.ndarray, start: np.ndarray, holds: Comparison) -> int | None:
+    """How often ``growth`` is added to ``start``, as the device does, while ``holds`` compares it with ``limit``; None
+    for more than is counted.
+    """
+    exact = start.dtype.kind in "iu"
+    value, step, end = (
+        cast("float", v.item() if exact else v.astype(start.dtype)) for v in (start, growth, limit)
+    )
+    for count in range(MOST_COUNTED + 1):
+        if not holds(value, end):
+            return count
+        value = value + step
     return None
-
-
-def _counters(body: OperatorGraph) -> set[int]:
-    """The inputs of a loop's body that grow by one in each iteration."""
-    makers = {o: n for n in body.nodes for o in n.outputs}
-    counters = set()
-    for place, (name, output) in enumerate(zip(body.inputs, body.outputs, strict=True)):
-        maker = makers.get(output)
-        if maker is None or maker.op_type not in ("AddV2", "Add") or name not in maker.inputs:
-            continue
-        other = makers.get(next((i for i in maker.inputs if i != name), ""))
-        if other is not None and other.op_type == "Const" and np.all(np.asarray(other["value"]) == 1):
-            counters.add(place)
-    return counters

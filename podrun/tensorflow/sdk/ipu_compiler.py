@@ -20,6 +20,7 @@ from podrun.tensorflow.capture.program_graphs import (
 from podrun.tensorflow.execution.launching import launch_program
 from podrun.tensorflow.execution.placed_devices import OWN_DEVICE, placed_inside, placed_ordinal
 from podrun.tensorflow.execution.program_parts import program_of
+from podrun.tensorflow.graph.importer import has_effect
 
 _NOT_PLACED = (
     "The computation was not placed on an IPU device: use `with ipu.scopes.ipu_scope('/device:IPU:0')`."
@@ -69,6 +70,8 @@ def _compiled(outer: tf.Graph, computation: Callable[..., Any], inputs: Any) -> 
     check_host_free(graph)
     if not tensors and not effects:
         return tf.no_op()
+    # XLA's cluster is the whole computation: what it writes without returning it is written too.
+    effects += [o for o in graph.get_operations() if o not in effects and has_effect(graph, o)]
     program = program_of(graph, tensors, effects, shards=getattr(graph, "shards", 1))
     arguments = [*values, *(t for t, _ in graph.captures)]
     *launched, done = launch_program(program, arguments)

@@ -1,0 +1,177 @@
+"""What compiled programs of version 1 write without returning it, and loops that are differentiated."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from podrun.core.errors import UnsupportedError
+from tests.tensorflow.test_version_1 import Program
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed"
+)
+
+
+@pytest.fixture
+def program(ipu: Any) -> Iterator[Program]:
+    """An empty graph."""
+    import tensorflow.compat.v1 as tf
+
+    with tf.Graph().as_default():
+        yield Program(ipu)
+
+
+def test_what_a_program_writes_without_returning_it_is_written(program: Program) -> None:
+    """As with XLA, whose cluster is the whole computation; what a loop's body does not return is not there."""
+    tf, outfeed = program.tf, program.outfeed()
+
+    def net(x: Any) -> Any:
+        counts = [tf.get_variable(n, [], initializer=tf.zeros_initializer()) for n in ("top", "body", "cond")]
+        counts[0].assign_add(x)
+        seen = counts[0].read_value()
+
+        def body(value: Any) -> Any:
+            counts[1].assign_add(1.0)
+            return value * 2.0, outfeed.enqueue(value)
+
+        def chosen() -> Any:
+            with tf.control_dependencies([counts[2].assign_add(1.0)]):
+                return tf.identity(x)
+
+        program.ipu.loops.repeat(2, body, [x])
+        tf.cond(x > 2.0, chosen, lambda: -x)
+        return x + 1.0, seen
+
+    results = program.compiled(net, [tf.constant(3.0)])
+    dequeued = outfeed.dequeue()
+    with program.session() as session:
+        assert [session.run(results) for _ in range(2)] == [[4.0, 3.0], [4.0, 6.0]]
+        assert session.run(tf.global_variables()) == [6.0, 0.0, 2.0]
+        assert session.run(dequeued).tolist() == [3, 6, 3, 6]
+
+
+def test_a_program_that_returns_nothing_does_nothing(program: Program) -> None:
+    tf = program.tf
+
+    def net() -> None:
+        tf.get_variable("count", [], initializer=tf.zeros_initializer()).assign_add(1.0)
+
+    nothing = program.compiled(net)
+    with program.session() as session:
+        session.run(nothing)
+        np.testing.assert_array_equal(session.run(tf.global_variables()), [0.0])
+
+
+def loops_of(tf: Any) -> dict[str, Any]:
+    """Functions with a loop, of a number and a count."""
+
+    def stepping(x: Any, count: Any) -> Any:
+        y = x
+        for i in tf.range(0, 6, 2):
+            y = y * x + tf.cast(i, tf.float32)
+        return y
+
+    def falling(x: Any, count: Any) -> Any:
+        y = x
+        for _ in tf.range(3, 0, -1):
+            y = y * x
+        return y
+
+    def as_often_as_is_said(x: Any, count: Any) -> Any:
+        y = x
+        for _ in tf.range(count):
+            y = y * x
+        return y
+
+    def broken(x: Any, count: Any) -> Any:
+        y = x
+        for _ in tf.range(10):
+            y = y * x
+            if y > 50.0:
+                break
+        return y
+
+    def in_fractions(x: Any, count: Any) -> Any:
+        y, at = x, tf.constant(0.0)
+        while at <= 0.75:
+            y, at = y * x, at + 0.25
+        return y
+
+    def limited(x: Any, count: Any) -> Any:
+        return tf.while_loop(lambda y: y < 50.0, lambda y: y * x, [x], maximum_iterations=10)[0]
+
+    functions = (stepping, falling, as_often_as_is_said, broken, in_fractions, limited)
+    return {function.__name__: function for function in functions}
+
+
+GRADIENTS = {
+    "stepping": 4 * 2.0**3 + 2,
+    "falling": 4 * 2.0**3,
+    "as_often_as_is_said": 4 * 2.0**3,
+    "broken": 6 * 2.0**5,
+    "in_fractions": 5 * 2.0**4,
+    "limited": 6 * 2.0**5,
+}
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_gradients_pass_through_loops_that_are_counted(ipu: Any, name: str) -> None:
+    import tensorflow as tf
+
+    function = loops_of(tf)[name]
+
+    @tf.function
+    def gradient(x: Any, count: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = function(x, count)
+        return tape.gradient(y, x)
+
+    with ipu.ipu_strategy.IPUStrategyV1().scope() as strategy:
+        own = strategy.run(gradient, args=[tf.constant(2.0), tf.constant(3)])
+        assert own.numpy() == GRADIENTS[name]
+        if name == "as_often_as_is_said":
+            assert strategy.run(gradient, args=[tf.constant(2.0), tf.constant(2)]).numpy() == 3 * 2.0**2
+
+
+def test_a_loop_that_nothing_counts_is_named(ipu: Any) -> None:
+    import tensorflow as tf
+
+    @tf.function
+    def gradient(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tf.while_loop(lambda y: y < 50.0, lambda y: y * x, [x], name="growing")[0]
+        return tape.gradient(y, x)
+
+    error: Any
+    growing = pytest.raises(UnsupportedError, match="passes through the loop 'growing'")
+    with ipu.ipu_strategy.IPUStrategyV1().scope() as strategy, growing as error:
+        strategy.run(gradient, args=[tf.constant(2.0)])
+    assert "maximum_iterations=100" in str(error.value.hint)
+
+
+def test_what_comes_after_a_loop_with_an_outfeed_may_need_constants(ipu: Any) -> None:
+    """The axes of a sum are computed from constants before the loop."""
+    import tensorflow as tf
+
+    outfeed = ipu.ipu_outfeed_queue.IPUOutfeedQueue()
+
+    @tf.function
+    def total(x: Any, count: Any) -> Any:
+        s = tf.constant([0.0, 1.0])
+        for _ in tf.range(count):
+            s += x
+            outfeed.enqueue(s)
+        axes = tf.range(0, tf.constant(1), 1)
+        return tf.reduce_sum(s * 2.0 + x, axes)
+
+    with ipu.ipu_strategy.IPUStrategyV1().scope() as strategy:
+        assert strategy.run(total, args=[tf.constant(2.0), tf.constant(3)]).numpy() == 2 * (6 + 7) + 4
+    assert outfeed.dequeue().numpy()[:, 0].tolist() == [2, 4, 6]
