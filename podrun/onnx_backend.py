@@ -21,6 +21,7 @@ from onnx.backend.base import Backend, BackendRep
 
 from podrun.core.errors import PodrunError, UnsupportedError, UsageError
 from podrun.device.xla.clients import SHARED_BY, AlignedInputs, device_for, on_one_thread_device, own_settings
+from podrun.device.xla.network_programs import network_program
 from podrun.device.xla.networks import join_networks
 from podrun.device.xla.packing import WeightRoom, pack_weights
 from podrun.device.xla.rewrite import available, rewrite_convolutions
@@ -57,6 +58,8 @@ class _Compiled:
     key: Any
     """A key for models that draw no random numbers; making one takes as long as a small layer."""
     inputs: AlignedInputs = field(default_factory=AlignedInputs)
+    direct: bool = False
+    """Whether ``call`` takes nothing but the inputs by name, as of a model that is one network."""
 
     def fits(self, values: Mapping[str, Any]) -> bool:
         return all(_equal(values[name], value) for name, value in self.fixed.items())
@@ -113,6 +116,9 @@ class PodrunBackendRep(BackendRep):
                 "the model draws random numbers and no seed is given: which numbers are right is not defined",
                 hint="run(inputs, seed=0); the same seed gives the same numbers",
             )
+        if compiled.direct:
+            results = compiled.call(values)
+            return tuple(_to_host(results[name]) for name in self._graph.outputs)
         take = compiled.inputs.take
         free = {name: take(name, value) for name, value in values.items() if name not in compiled.fixed}
         with own_settings(), jax.enable_x64(True), jax.default_device(compiled.device):
@@ -168,10 +174,32 @@ class PodrunBackendRep(BackendRep):
                 if calls:
                     join_networks(traced, parts)
                 leaves = [jax.device_put(packed.get(i, leaf), device) for i, leaf in enumerate(leaves)]
-                call = traced.compile(compiler_options=dict(COMPILER_OPTIONS))
-            compiled = _Compiled(fixed, leaves, call, lowered.uses_random, device, key)
+                network = _network(traced, leaves, free) if calls else None
+                call = network or traced.compile(compiler_options=dict(COMPILER_OPTIONS))
+            random, direct = lowered.uses_random, network is not None
+            compiled = _Compiled(fixed, leaves, call, random, device, key, direct=direct)
             known.append(compiled)
             return compiled
+
+
+def _network(
+    traced: Any, leaves: list[Any], free: Mapping[str, Any]
+) -> Callable[[Mapping[str, Any]], dict[str, Any]] | None:
+    """What computes a traced model from its inputs by name without XLA; None if it is more than one network."""
+    import jax
+
+    program = network_program(traced)
+    if program is None or not all(isinstance(value, np.ndarray) for value in free.values()):
+        return None
+    bound = program.bound(dict(enumerate(leaves)))
+    outputs = jax.tree.structure(traced.out_info)
+    at = {name: len(leaves) + position for position, name in enumerate(sorted(free))}
+
+    def run(values: Mapping[str, Any]) -> dict[str, Any]:
+        results: dict[str, Any] = jax.tree.unflatten(outputs, bound({at[name]: values[name] for name in at}))
+        return results
+
+    return run
 
 
 def _to_host(value: Any) -> Any:

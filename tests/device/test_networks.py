@@ -14,6 +14,7 @@ import pytest
 from jax import lax
 
 from podrun.device.xla import convolutions
+from podrun.device.xla.network_programs import network_program
 from podrun.device.xla.network_steps import LayerNetwork, NetworkStep, StepKind
 from podrun.device.xla.networks import join_networks
 from podrun.device.xla.rewrite import rewrite_convolutions
@@ -128,6 +129,80 @@ def test_padding_with_other_numbers_is_no_padding() -> None:
         return maximum_of_windows(y, fitted_window((16, 16), (3, 3), (2, 2)))
 
     check(network, X, W, networks=2)
+
+
+def classes(x: Any, w: Any) -> Any:
+    """Means of channels, and their softmax, as a network ends."""
+    means = correlate(x, w).mean(axis=(2, 3), keepdims=True)
+    flat = means.reshape(1, -1)
+    powers = jnp.exp(flat - flat.max(axis=1, keepdims=True))
+    return (powers / powers.sum(axis=1, keepdims=True)).reshape(means.shape)
+
+
+def test_means_and_their_softmax_leave_the_program() -> None:
+    text = check(classes, X, draw(700, 8, 3, 3))
+    assert "podrun_network" in text
+    assert "stablehlo.reduce" not in text
+    assert "stablehlo.exponential" not in text
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_softmax_of_what_is_not_finite(value: float) -> None:
+    x = X.copy()
+    x[0, 0, 3, 3] = value
+    compiled, _ = joined(classes, x, W)
+    np.testing.assert_array_equal(np.isnan(compiled(x, W)), np.isnan(jax.jit(classes)(x, W)))
+
+
+def test_a_softmax_is_within_rounding_of_the_exact_one() -> None:
+    x = draw(1, 16, 16, 16) * 4000  # The least powers are less than any float32.
+    eye = np.eye(16, dtype=np.float32).reshape(16, 16, 1, 1)
+    means = x.astype(np.float64).mean(axis=(2, 3))
+    exact = np.exp(means - means.max())
+    got = joined(classes, x, eye)[0](x, eye)
+    assert (exact / exact.sum() < 1e-38).any()
+    np.testing.assert_allclose(np.asarray(got).ravel(), (exact / exact.sum()).ravel(), rtol=2e-5, atol=1e-37)
+
+
+def test_sums_that_something_else_reads_or_of_several_images_stay_right() -> None:
+    def network(x: Any, w: Any) -> Any:
+        sums = correlate(x, w).sum(axis=(2, 3))
+        return sums, sums.reshape(-1, 4, 4) * 2.0, sums / 7.0, sums / 3.0 + sums, jnp.exp(sums)
+
+    for images in (1, 3):
+        check(network, draw(images, 8, 14, 14), W)
+
+
+def test_a_program_that_is_one_network_runs_without_xla() -> None:
+    lowered = jax.jit(lambda *a: classes(*a)).lower(X, W)
+    rewrite_convolutions(lowered, parts=2, worth_dividing=0)
+    join_networks(lowered)
+    program = network_program(lowered)
+    assert program is not None
+    run = program.bound({1: W})
+    elsewhere = np.empty(X.size + 1, np.float32)[1:].reshape(X.shape)
+    elsewhere[:] = X
+    (got,) = run({0: elsewhere})
+    assert got.tobytes() == np.asarray(lowered.compile()(X, W)).tobytes()
+    assert run({0: np.asfortranarray(X)})[0].tobytes() == got.tobytes()
+
+
+def test_other_programs_are_xlas() -> None:
+    def twice(x: Any, w: Any) -> Any:
+        return classes(x, w), x + 1.0
+
+    def in_order(x: Any, w: Any) -> Any:
+        return jnp.exp(classes(x, w))
+
+    def of_a_part(x: Any, w: Any) -> Any:
+        return classes(x[:, :, 1:], w)
+
+    for function in (twice, in_order, of_a_part):
+        lowered = jax.jit(lambda *a, f=function: f(*a)).lower(X, W)
+        assert rewrite_convolutions(lowered, parts=2, worth_dividing=0) == 1
+        assert join_networks(lowered) == 1
+        assert network_program(lowered) is None
+        lowered.compile()
 
 
 def test_what_is_no_number_stays() -> None:

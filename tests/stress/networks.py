@@ -191,6 +191,25 @@ class RandomNetwork:
         read = {image for step in self.network.steps for image in step.read()}
         return read | {part for _, parts, _ in self.network._joined for part in parts}
 
+    def sum(self) -> None:
+        """Means of channels, often with a softmax of them."""
+        src = self.choose()
+        x = self.values[src]
+        if x.shape[0] > 1:
+            return
+        total = x.sum(axis=(1, 2), keepdims=True)
+        image = self.new(total)
+        self.network.steps.append(NetworkStep(StepKind.SUM, src, image))
+        number = np.float32(x.shape[1] * x.shape[2])
+        mean = self.new(total / number)
+        link = ChainLink(ChainOperation.DIVIDE, ChainOperand.NUMBER, int(number.view(np.uint32)))
+        assert self.network.lengthen(image, link, mean)
+        del self.values[image]
+        if self.dice.random() < 0.7:
+            powers = np.exp(self.values[mean] - self.values[mean].max())
+            self.read.add(mean)
+            self.network.steps.append(NetworkStep(StepKind.SOFTMAX, mean, self.new(powers / powers.sum())))
+
     def concatenate(self) -> None:
         first = self.choose()
         shape = self.values[first].shape
@@ -221,7 +240,7 @@ def random_network(module: Any, seed: int, number: int) -> RandomNetwork:
     made.begin()
     for _ in range(made.dice.randint(2, 14)):
         made.dice.choice(
-            (made.convolve, made.convolve, made.pool, made.chain, made.chain, made.concatenate)
+            (made.convolve, made.convolve, made.pool, made.chain, made.chain, made.concatenate, made.sum)
         )()
     if not made.network.steps:
         made.pool()

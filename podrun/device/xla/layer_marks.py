@@ -2,7 +2,8 @@
 
 A pooling is traced as slices of a padded image that are combined along its rows and then along its columns
 (`podrun.numerics.windows.reduced_by_window`), which XLA computes as it stands. `mark_layers` makes one call of it, by a
-name that only `podrun.device.xla.networks` knows; what becomes of no network becomes a network of its own.
+name that only `podrun.device.xla.networks` knows; what becomes of no network becomes a network of its own. The sums of
+an image's pixels and a softmax of such a sum become calls too.
 """
 
 from __future__ import annotations
@@ -17,14 +18,18 @@ from podrun.private_apis.jax import run_passes
 if TYPE_CHECKING:
     from podrun.private_apis.mlir_types import MlirBlock, MlirModule, MlirOperation, MlirValue
 
-POOL, CUT = "podrun_pool", "podrun_cut"
+POOL, CUT, SUM, SOFTMAX = "podrun_pool", "podrun_cut", "podrun_sum", "podrun_softmax"
+MARKS = frozenset({POOL, CUT, SUM, SOFTMAX})
+SAME_ORDER = ("stablehlo.reshape", "stablehlo.broadcast_in_dim")
+"""Operations that keep the order of elements, if they keep their number."""
 _TIDY = "builtin.module(func.func(canonicalize,cse))"
 _COMBINE = {"stablehlo.maximum": (0, float("-inf")), "stablehlo.add": (1, 0.0)}
 """Operation that combines a window -> the kind of the window, and the value of its padding."""
 
 
-def mark_layers(ir: ModuleType, module: MlirModule) -> None:
-    """Replace windows and cuts of images channels last in the main function by calls, in place."""
+def mark_layers(ir: ModuleType, module: MlirModule, *, sums: bool = True) -> None:
+    """Replace windows and cuts of images channels last in the main function by calls, in place. ``sums``: those of
+    pixels too."""
     for op in _operations(ir, module):
         _cancel(op)
     run_passes(module, _TIDY)
@@ -33,6 +38,11 @@ def mark_layers(ir: ModuleType, module: MlirModule) -> None:
             _mark_window(ir, op)
         elif op.name == "stablehlo.select":
             _mark_cut(ir, op)
+        elif sums and op.name == _REDUCE:
+            _mark_sum(ir, op)
+    for op in reversed(_operations(ir, module)):
+        if op.name == "stablehlo.divide":
+            _mark_softmax(ir, op)
     run_passes(module, _TIDY)
 
 
@@ -130,8 +140,68 @@ def _mark_cut(ir: ModuleType, op: MlirOperation) -> None:
         _replace(ir, op, CUT, value, [])
 
 
+_REDUCE = "stablehlo.reduce"
+
+
+def _reduces(op: Any, name: str, axes: list[int]) -> bool:
+    """Whether an operation combines the elements along these axes with one other operation and nothing else."""
+    if op is None or op.name != _REDUCE or len(op.operands) != 2:
+        return False
+    block = op.regions[0].blocks[0]
+    plain = len(list(block.operations)) == 2 and block.operations[0].operation.name == name
+    return (
+        plain and list(op.attributes["dimensions"]) == axes and _is_number(op.operands[1], _COMBINE[name][1])
+    )
+
+
+def _mark_sum(ir: ModuleType, op: MlirOperation) -> None:
+    """Replace the sum of one image's pixels by a call."""
+    image = op.operands[0].type
+    if not _reduces(op, "stablehlo.add", [1, 2]) or len(image.shape) != 4 or str(image.element_type) != "f32":
+        return
+    if image.shape[0] == 1 and min(image.shape) > 0:
+        _replace(ir, op, SUM, op.operands[0], [])
+
+
+def _mark_softmax(ir: ModuleType, op: MlirOperation) -> None:
+    """Replace exponentials of the distances to the greatest value, over their sum, by a call."""
+    powers, total = producer(op.operands[0]), _narrowed(op.operands[1])
+    if len(op.results[0].type.shape) != 2 or op.results[0].type.shape[0] != 1 or powers is None:
+        return
+    distance = producer(powers.operands[0]) if powers.name == "stablehlo.exponential" else None
+    if distance is None or distance.name != "stablehlo.subtract":
+        return
+    values, greatest = distance.operands[0], _narrowed(distance.operands[1])
+    if greatest is not None and greatest.name == "stablehlo.maximum":
+        bounds = [o for o in greatest.operands if not _is_number(o, float("-inf"))]
+        greatest = producer(bounds[0]) if len(bounds) == 1 else None
+    of_powers = _reduces(total, "stablehlo.add", [1]) and total.operands[0] == op.operands[0]
+    of_values = _reduces(greatest, "stablehlo.maximum", [1]) and greatest.operands[0] == values
+    if of_powers and of_values and _is_sum(values):
+        _replace(ir, op, SOFTMAX, values, [])
+
+
+def _narrowed(value: MlirValue) -> Any:
+    """The operation whose result is broadcast to a value."""
+    maker = producer(value)
+    while maker is not None and maker.name in SAME_ORDER:
+        maker = producer(maker.operands[0])
+    return maker
+
+
+def _is_sum(value: MlirValue) -> bool:
+    """Whether values are sums of pixels, or means."""
+    maker = producer(value)
+    while maker is not None and maker.name in (*SAME_ORDER, "stablehlo.divide", "stablehlo.multiply"):
+        maker = producer(maker.operands[0])
+    named = maker is not None and "call_target_name" in maker.attributes
+    return named and maker.attributes["call_target_name"].value == SUM
+
+
 def _is_number(value: MlirValue, number: float) -> bool:
     maker = producer(value)
+    while maker is not None and maker.name == "stablehlo.broadcast_in_dim":
+        maker = producer(maker.operands[0])
     if maker is None or maker.name != "stablehlo.constant" or not maker.attributes["value"].is_splat:
         return False
     return float(maker.attributes["value"].get_splat_value().value) == number

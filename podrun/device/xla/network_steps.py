@@ -29,6 +29,11 @@ class StepKind(IntEnum):
     POOL = 1
     CHAIN = 2
     TURN = 3
+    SUM = 4
+    SOFTMAX = 5
+
+
+_LENGTHENED = (StepKind.POOL, StepKind.CHAIN, StepKind.SUM)
 
 
 class ChainOperation(IntEnum):
@@ -151,7 +156,7 @@ class LayerNetwork:
     def lengthen(self, src: int, link: ChainLink, dst: int) -> bool:
         """Let the step that computes an image, which nothing else reads, do one operation more. False if it cannot."""
         at = next((at for at, step in enumerate(self.steps) if step.dst == src), None)
-        if at is None or self.steps[at].kind not in (StepKind.POOL, StepKind.CHAIN):
+        if at is None or self.steps[at].kind not in _LENGTHENED:
             return False
         if len(self.steps[at].links) >= MOST_OPERATIONS:
             return False
@@ -279,6 +284,8 @@ class LayerNetwork:
             return [*step.numbers, src_row, dst_row, *src, step.weights, 0, step.bias, 0, *other, *dst]
         if step.kind is StepKind.TURN:
             return [image.pixels, image.sizes[3], dst_row, *src, *dst, parts]
+        if step.kind is StepKind.SOFTMAX:
+            return [image.elements, *src, *dst]
         links = [len(step.links)]
         for link in step.links:
             row, where = 0, [link.value, 0]
@@ -287,6 +294,10 @@ class LayerNetwork:
             links += [link.operation, link.by, row, *where]
         if step.kind is StepKind.CHAIN:
             return [image.pixels, image.sizes[3], src_row, dst_row, *src, *dst, *links, parts]
+        if step.kind is StepKind.SUM:
+            source = self.images[step.src]
+            parts = self.parts if source.elements >= WORTH_TWO_PARTS and image.elements > 1 else 1
+            return [source.pixels, image.elements, src_row, *src, *dst, *links, parts]
         sums, *window = step.numbers
         n, height, width, channels = self.images[step.src].sizes
         sizes = [n, height, width, channels, *image.sizes[1:3], *window]

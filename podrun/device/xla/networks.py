@@ -10,6 +10,8 @@ A network ends where a layer reads something that XLA computes from the network'
 
 from __future__ import annotations
 
+import importlib
+import math
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,7 +22,7 @@ import numpy as np
 
 from podrun.device.xla.convolutions import NETWORK_TARGET, TARGET, Kind, available
 from podrun.device.xla.epilogues import nested, per_channel, producer
-from podrun.device.xla.layer_marks import CUT, POOL, main_blocks, mark_layers
+from podrun.device.xla.layer_marks import CUT, MARKS, POOL, SAME_ORDER, SOFTMAX, SUM, main_blocks, mark_layers
 from podrun.device.xla.network_steps import (
     ChainLink,
     ChainOperand,
@@ -56,7 +58,8 @@ def join_networks(lowered: Lowered, parts: int = 2) -> int:
         return 0
     module, ir = stablehlo(lowered), mlir()
     with module.context, ir.Location.unknown():
-        mark_layers(ir, module)
+        native = importlib.import_module("podrun.device.xla._onednn")
+        mark_layers(ir, module, sums=getattr(native, "STEPS", 0) > StepKind.SOFTMAX)
         return sum(_join(ir, block, parts) for block in main_blocks(ir, module))
 
 
@@ -93,9 +96,11 @@ def _is_image(value: MlirValue) -> bool:
 
 def _layer(ir: ModuleType, op: MlirOperation) -> bool:
     """Whether an operation may be a layer of a network."""
+    target = _target(ir, op)
+    if target in (SUM, SOFTMAX):
+        return True
     if len(op.results) != 1 or not _is_image(op.results[0]):
         return False
-    target = _target(ir, op)
     if target == TARGET:
         return _numbers(ir, op)[0] == Kind.FORWARD
     if op.name == "stablehlo.concatenate":
@@ -115,6 +120,8 @@ class _Draft:
     """The image of each MLIR value."""
     operands: dict[Any, int] = field(default_factory=dict)
     """The position of each MLIR value among the call's operands."""
+    vectors: set[Any] = field(default_factory=set)
+    """MLIR values with a value for each channel and no pixels: `images` has them as images of one pixel."""
     results: set[Any] = field(default_factory=set)
     """MLIR values that the network's layers compute."""
     derived: set[Any] = field(default_factory=set)
@@ -143,10 +150,13 @@ class _Draft:
 
     def take(self, ir: ModuleType, op: MlirOperation) -> bool:
         """Make an operation a layer, if it can be one here."""
-        if not _layer(ir, op) or self.follows(op):
+        target, vector = _target(ir, op), any(value in self.vectors for value in op.operands)
+        if (not vector and not _layer(ir, op)) or self.follows(op):
             return False
-        target = _target(ir, op)
-        if target == TARGET:
+        if vector or target in (SUM, SOFTMAX):
+            if not self._vector(op, target):
+                return False
+        elif target == TARGET:
             self._convolve(ir, op)
         elif target == POOL:
             self._window(ir, op)
@@ -164,7 +174,7 @@ class _Draft:
         self.members.append(op)
         self.results.add(op.results[0])
         self.early = len(self.readers)
-        self.heavy += target in (TARGET, POOL)
+        self.heavy += target == TARGET or target in MARKS
         return True
 
     def _operand(self, value: MlirValue) -> int:
@@ -177,7 +187,8 @@ class _Draft:
         return self.images[value]
 
     def _new(self, value: MlirValue) -> int:
-        self.images[value] = self.network.image(value.type.shape)
+        if value not in self.images:
+            self.images[value] = self.network.image(value.type.shape)
         return self.images[value]
 
     def _convolve(self, ir: ModuleType, op: MlirOperation) -> None:
@@ -195,6 +206,28 @@ class _Draft:
         src = self._image(op.operands[0])
         dst = self._new(op.results[0])
         self.network.steps.append(NetworkStep(StepKind.POOL, src, dst, tuple(_numbers(ir, op))))
+
+    def _vector(self, op: MlirOperation, target: str) -> bool:
+        """An operation on values of channels; False if it is none that a network computes."""
+        if len(op.results) != 1 or (target not in (SUM, SOFTMAX) and op.operands[0] not in self.vectors):
+            return False
+        value, result = op.operands[0], op.results[0]
+        count = math.prod(result.type.shape)
+        if target in (SUM, SOFTMAX):
+            if target == SOFTMAX and value not in self.images:
+                self.images[value] = self.network.image((1, 1, 1, count), self._operand(value))
+            kind = StepKind.SUM if target == SUM else StepKind.SOFTMAX
+            self.images[result] = self.network.image((1, 1, 1, count))
+            self.network.steps.append(NetworkStep(kind, self._image(value), self.images[result]))
+        elif op.name in SAME_ORDER and count == math.prod(value.type.shape) and len(list(value.uses)) == 1:
+            self.images[result] = self.images[value]
+        elif op.name == "stablehlo.divide" and (splat := _splat(op.operands[1])) is not None:
+            self.images[result] = self.network.image((1, 1, 1, count))
+            self._link(result, value, ChainOperation.DIVIDE, (ChainOperand.NUMBER, splat))
+        else:
+            return False
+        self.vectors.add(result)
+        return True
 
     def _arithmetic(self, op: MlirOperation) -> bool:
         """An operation on elements; False if neither operand is an image of the network."""

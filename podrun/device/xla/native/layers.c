@@ -152,3 +152,84 @@ pool_rows(const Pool *p, const Chain *chain, const float *src, float *dst, float
         }
     }
 }
+
+WIDE void
+sum_pixels(const Chain *chain, const float *src, float *dst, int64_t begin, int64_t end)
+{
+    Chain part = *chain;
+    part.channels = end - begin;
+    for (int k = 0; k < part.count; k++)
+        if (part.ops[k].by == BY_CHANNEL || part.ops[k].by == BY_ELEMENT)
+            part.ops[k].values += begin;
+    /* Sums of so many pixels each are added up, which rounds less often than one long sum. */
+    enum { SOME = 16, BLOCK = 256 };
+    for (int64_t c = begin; c < end; c += BLOCK) {
+        const int64_t count = c + BLOCK < end ? BLOCK : end - c;
+        float few[BLOCK], *restrict to = dst + c;
+        for (int64_t p = 0; p < chain->pixels; p += SOME) {
+            const int64_t last = p + SOME < chain->pixels ? p + SOME : chain->pixels;
+            float *restrict sum = p ? few : to;
+            memcpy(sum, src + p * chain->src_row + c, (size_t)count * sizeof *sum);
+            for (int64_t q = p + 1; q < last; q++) {
+                const float *from = src + q * chain->src_row + c;
+                for (int64_t i = 0; i < count; i++)
+                    sum[i] += from[i];
+            }
+            for (int64_t i = 0; p && i < count; i++)
+                to[i] += few[i];
+        }
+    }
+    apply_all(&part, dst + begin, dst + begin, 0);
+}
+
+/* e to the power of x <= 0: 2^n e^r with |r| <= log(2)/2. ln 2 is taken off in two parts, the first of which times n is
+   exact; six terms of the series, with Cephes' coefficients for the last ones, keep within two units of the last place. */
+INLINE float
+exponential(float x)
+{
+    const float least = -87.0f, shift = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer */
+    const float in = x < least ? least : x;
+    const float biased = in * 1.44269504088896341f + shift, n = biased - shift;
+    const float r = in - n * 0.693359375f - n * -2.12194440e-4f;
+    float p = 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    union {
+        float number;
+        uint32_t bits;
+    } power = {.number = biased};
+    power.bits = (power.bits + 127) << 23; /* the lowest bits of `biased` are n */
+    return x < least ? 0.0f : p * power.number;
+}
+
+WIDE void
+softmax(const float *src, float *dst, int64_t count)
+{
+    enum { LANES = 16 };
+    float greatest = src[0], sums[LANES] = {0}, most[LANES], sum = 0.0f;
+    const int64_t whole = count - count % LANES;
+    for (int i = 0; i < LANES; i++)
+        most[i] = greatest;
+    for (int64_t i = 0; i < whole; i += LANES)
+        for (int k = 0; k < LANES; k++)
+            most[k] = maximum(most[k], src[i + k]);
+    for (int64_t i = whole; i < count; i++)
+        most[i - whole] = maximum(most[i - whole], src[i]);
+    for (int i = 0; i < LANES; i++)
+        greatest = maximum(greatest, most[i]);
+    for (int64_t i = 0; i < count; i++)
+        dst[i] = exponential(src[i] - greatest);
+    for (int64_t i = 0; i < whole; i += LANES)
+        for (int k = 0; k < LANES; k++)
+            sums[k] += dst[i + k];
+    for (int64_t i = whole; i < count; i++)
+        sums[i - whole] += dst[i];
+    for (int i = 0; i < LANES; i++)
+        sum += sums[i];
+    for (int64_t i = 0; i < count; i++)
+        dst[i] = dst[i] / sum;
+}

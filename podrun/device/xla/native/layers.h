@@ -34,6 +34,12 @@ void chain_pixels(const Chain *chain, const float *src, float *dst, int64_t begi
 /* Pixels of `src [C, P]` as `dst [P, C]`. */
 void turn_pixels(const Chain *chain, const float *src, float *dst, int64_t begin, int64_t end);
 
+/* Sums of an image's pixels, in order, for channels from `begin` to `end`, with a chain of operations after them. */
+void sum_pixels(const Chain *chain, const float *src, float *dst, int64_t begin, int64_t end);
+
+/* exp(src - m) / s of so many values: m is their maximum, s the sum of the numerators. */
+void softmax(const float *src, float *dst, int64_t count);
+
 /* Rows of the result, with a chain of operations after them. `room`: a row of the image. */
 void pool_rows(const Pool *pool, const Chain *chain, const float *src, float *dst, float *room, int64_t begin, int64_t end);
 

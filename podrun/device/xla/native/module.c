@@ -332,5 +332,7 @@ PyInit__onednn(void)
     PyObject *made = PyModule_Create(&definition);
     if (made && (PyModule_AddFunctions(made, product_functions) || PyModule_AddFunctions(made, update_functions)))
         Py_CLEAR(made);
+    if (made && PyModule_AddIntConstant(made, "STEPS", STEPS))
+        Py_CLEAR(made);
     return made;
 }

@@ -187,9 +187,32 @@ read_turn(Reader *r, Step *s)
 }
 
 static void
+read_sum(Reader *r, Step *s)
+{
+    Chain *chain = &s->chain;
+    const int64_t pixels = size(r), channels = size(r);
+    chain->src_row = size(r);
+    s->src = place(r, pixels, chain->src_row, channels);
+    s->dst = place(r, 1, channels, channels);
+    read_ops(r, s, 1, channels);
+    chain->pixels = pixels;
+    s->parts = (int)size(r);
+}
+
+static void
+read_softmax(Reader *r, Step *s)
+{
+    s->chain.channels = size(r);
+    s->src = place(r, 1, s->chain.channels, s->chain.channels);
+    s->dst = place(r, 1, s->chain.channels, s->chain.channels);
+    s->parts = 1;
+}
+
+static void
 read_steps(Reader *r)
 {
-    static void (*const read[])(Reader *, Step *) = {read_convolution, read_pool, read_chain, read_turn};
+    static void (*const read[STEPS])(Reader *, Step *) = {read_convolution, read_pool, read_chain,
+                                                          read_turn,        read_sum,  read_softmax};
     Network *network = r->network;
     const int64_t *const end = r->end;
     for (size_t i = 0; r->at < end && !r->wrong; i++) {
@@ -198,7 +221,7 @@ read_steps(Reader *r)
         s->kind = (int)next(r);
         s->after = next(r);
         const int64_t length = next(r);
-        if (r->wrong || s->kind > STEP_TURN || s->after > (int64_t)i || length > end - r->at) {
+        if (r->wrong || s->kind >= STEPS || s->after > (int64_t)i || length > end - r->at) {
             r->wrong = 1;
             return;
         }
@@ -390,8 +413,15 @@ run_step(const Run *run, const Step *s, int part)
         pool_rows(&s->pool, &chain, src, dst, room, rows * part / s->parts, rows * (part + 1) / s->parts);
         return NULL;
     }
-    const int64_t begin = chain.pixels * part / s->parts, end = chain.pixels * (part + 1) / s->parts;
-    if (s->kind == STEP_CHAIN)
+    if (s->kind == STEP_SOFTMAX) {
+        softmax(src, dst, chain.channels);
+        return NULL;
+    }
+    const int64_t all = s->kind == STEP_SUM ? chain.channels : chain.pixels;
+    const int64_t begin = all * part / s->parts, end = all * (part + 1) / s->parts;
+    if (s->kind == STEP_SUM)
+        sum_pixels(&chain, src, dst, begin, end);
+    else if (s->kind == STEP_CHAIN)
         chain_pixels(&chain, src, dst, begin, end);
     else
         turn_pixels(&chain, src, dst, begin, end);
