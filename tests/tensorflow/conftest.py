@@ -92,7 +92,10 @@ def _changed_by_the_front_end() -> list[tuple[Any, tuple[str, ...]]]:
     return [
         (private_module("ops.gradients_util"), ("_GradientsHelper",)),
         (tf.GradientTape, ("gradient",)),
-        (private_module("client.session").BaseSession, ("run",)),
+        (
+            private_module("client.session").BaseSession,
+            ("run", "make_callable", "_make_callable_from_options", "partial_run_setup", "partial_run"),
+        ),
         *changed_classes(),
         (function_type(), ("__call__",)),
         (model, ADDED),

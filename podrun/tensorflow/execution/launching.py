@@ -28,6 +28,7 @@ from podrun.tensorflow.execution.clusters import cluster_run
 from podrun.tensorflow.execution.host_program import HostProgram
 from podrun.tensorflow.execution.placed_devices import name_device
 from podrun.tensorflow.execution.program_parts import PartedProgram
+from podrun.tensorflow.execution.session_calls import LAUNCHES, install_session_calls
 from podrun.tensorflow.operators.ipu import GroupSizeError
 from podrun.tensorflow.operators.random import SampleCountError
 
@@ -123,6 +124,7 @@ def _launched_in_graph(
     for result, tensor in zip(results, program.results, strict=True):
         result.set_shape(tensor.shape)
     _launched[program.graph] = done
+    setattr(done.graph, LAUNCHES, True)
     return [*results, done]
 
 
@@ -198,6 +200,7 @@ def install_sessions() -> None:
 
     run.launches = True  # type: ignore[attr-defined]
     base.run = run
+    install_session_calls(base)
 
 
 ENDED = (
