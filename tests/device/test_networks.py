@@ -139,6 +139,41 @@ def classes(x: Any, w: Any) -> Any:
     return (powers / powers.sum(axis=1, keepdims=True)).reshape(means.shape)
 
 
+FIRST_WINDOW = fitted_window((16, 16), (3, 3), (2, 2), (), (1, 1, 1, 1))
+
+
+def first_layer(x: Any, w: Any, v: Any, bias: Any) -> Any:
+    y = jnp.maximum(correlate(x, w, 2) + bias[None, :, None, None], 0)
+    return correlate(maximum_of_windows(y, FIRST_WINDOW) * 2.0, v)
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_first_layer_is_convolved_from_its_planes(*, stored: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its window, unless something else reads what it computes; with the same bits by narrow vectors."""
+    steps: list[StepKind] = []
+    numbers_of = LayerNetwork.numbers
+
+    def noted(network: LayerNetwork) -> list[int]:
+        numbers = numbers_of(network)
+        steps[:] = [step.kind for step in network.steps]
+        return numbers
+
+    def network(x: Any, w: Any, v: Any, _: Any) -> Any:
+        y = jnp.maximum(correlate(x, w, 2), 0)
+        return correlate(maximum_of_windows(y, FIRST_WINDOW), v), y
+
+    monkeypatch.setattr(LayerNetwork, "numbers", noted)
+    operands = (draw(1, 3, 32, 31 + stored), draw(40, 3, 7, 5), draw(80, 40, 3, 3), draw(40))
+    function = network if stored else first_layer
+    check(function, *operands)
+    compiled, _ = joined(function, *operands)
+    if importlib.import_module("podrun.device.xla._onednn").PLANES:
+        assert steps == [StepKind.PLANES, *([StepKind.POOL] if stored else []), StepKind.CONVOLVE]
+    bits = [np.asarray(result).tobytes() for result in jax.tree.leaves(compiled(*operands))]
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    assert bits == [np.asarray(result).tobytes() for result in jax.tree.leaves(compiled(*operands))]
+
+
 def test_means_and_their_softmax_leave_the_program() -> None:
     text = check(classes, X, draw(700, 8, 3, 3))
     assert "podrun_network" in text

@@ -36,6 +36,9 @@ THREADS = 3
 TOLERANCE = 1e-4
 """Of the greatest value of a result; values are of order 1, and sums have at most a few hundred terms."""
 
+_STEPS = ((1, 7), (1, 4), (0, 4))
+"""Least and most rows of a kernel, of a stride and of padding where planes are convolved."""
+
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -59,7 +62,45 @@ class RandomNetwork:
     def wide(self, position: int) -> Array:
         return self.operands[position].astype(np.float64)
 
+    def planes(self) -> bool:
+        """A convolution of few planes, often with a window over it; False if it would have no result."""
+        c, m = self.dice.randint(1, 4), self.dice.choice((*CHANNELS, 64, 70, 144))
+        size = [self.dice.randint(1, 40) for _ in range(2)]
+        kernel, stride, pads = ([self.dice.randint(low, high) for _ in range(2)] for low, high in _STEPS)
+        out = [(n + 2 * p - k) // s + 1 for n, p, k, s in zip(size, pads, kernel, stride, strict=True)]
+        if min(out) < 1:
+            return False
+        whole = (1, *size, c)
+        call = ConvolutionCall(
+            Kind.FORWARD, whole, (1, *out, m), tuple(kernel), tuple(stride), (1, 1), tuple(pads), 1
+        )
+        src = self.operand((1, c, *size))
+        weights = self.operand((*kernel, c, m), scale=(kernel[0] * kernel[1] * c) ** -0.5)
+        w, x = self.wide(weights), self.wide(src)[0]
+        order = (0, 1, m, kernel[1] * c * m, c * m)
+        if self.dice.random() < 0.5:  # outputs first
+            self.operands[weights] = np.ascontiguousarray(self.operands[weights].transpose(3, 2, 0, 1))
+            order = (0, c * kernel[0] * kernel[1], kernel[0] * kernel[1], kernel[1], 1)
+        wide = np.pad(x, ((0, 0), *((p, p + s) for p, s in zip(pads, stride, strict=True))))
+        views = np.lib.stride_tricks.sliding_window_view(wide, tuple(kernel), axis=(1, 2))
+        views = views[:, :: stride[0], :: stride[1]][:, : out[0], : out[1]]
+        y = np.einsum("cijyx,yxcm->ijm", views, w)[None]
+        follows = (self.dice.random() < 0.5, False, self.dice.random() < 0.5)
+        bias = self.operand((m,)) if follows[0] else 0
+        y = y + self.wide(bias) if follows[0] else y
+        y = np.maximum(y, 0) if follows[2] else y
+        numbers = tuple(call.numbers(order, follows, self.dice.choice((1, 2)), 0))
+        step = NetworkStep(
+            StepKind.PLANES, self.network.image((1, c, *size), src), self.new(y), numbers, weights, bias
+        )
+        self.network.steps.append(step)
+        if self.dice.random() < 0.7:
+            self.pool()
+        return True
+
     def begin(self) -> None:
+        if self.module.PLANES and self.dice.random() < 0.4 and self.planes():
+            return
         sizes = (1, self.dice.choice(SIZES), self.dice.choice(SIZES), self.dice.choice(CHANNELS))
         if self.dice.random() < 0.5:
             n, height, width, channels = sizes
@@ -151,7 +192,11 @@ class RandomNetwork:
         ]
         y = np.sum(views, axis=0) if sums else np.max(views, axis=0)
         numbers = (sums, *kernel, stride, stride, pads, pads)
-        self.network.steps.append(NetworkStep(StepKind.POOL, src, self.new(y), numbers))
+        lone = src not in self.read_before(src)
+        joined = lone and self.dice.random() < 0.8
+        self.network.window(src, self.new(y), numbers, lone=joined)
+        if joined and all(step.dst != src for step in self.network.steps):
+            del self.values[src]  # It is never stored.
 
     def chain(self) -> None:
         src, operation = self.choose(), self.dice.choice(tuple(ChainOperation))

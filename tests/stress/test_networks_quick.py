@@ -42,6 +42,8 @@ def test_images_that_lie_on_one_another_are_noticed() -> None:
 
 def test_a_network_is_the_same_whenever_it_is_asked() -> None:
     class Unpacked:
+        PLANES = 0
+
         def pack(self, *_: object) -> None:
             raise ValueError
 

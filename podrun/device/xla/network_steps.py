@@ -20,6 +20,8 @@ MOST_OPERATIONS = 8
 """Operations in a chain, as in ``native/layers.h``."""
 _ALIGNED = 16
 _FOLLOWS, _BIAS, _OTHER, _SHUFFLE = 1, 1, 2, -2
+_CALL = 25
+"""Numbers of a convolution's call."""
 
 
 class StepKind(IntEnum):
@@ -31,9 +33,8 @@ class StepKind(IntEnum):
     TURN = 3
     SUM = 4
     SOFTMAX = 5
-
-
-_LENGTHENED = (StepKind.POOL, StepKind.CHAIN, StepKind.SUM)
+    PLANES = 6
+    """A convolution of few channels that lie one after the other."""
 
 
 class ChainOperation(IntEnum):
@@ -87,7 +88,8 @@ class NetworkImage:
 
 @dataclass(frozen=True, slots=True)
 class NetworkStep:
-    """A step from image to image. ``numbers``: a convolution's; a window's kind, kernel, strides and padding."""
+    """A step from image to image. ``numbers``: a convolution's; a window's kind, kernel, strides and padding; where
+    planes are convolved, perhaps both."""
 
     kind: StepKind
     src: int
@@ -104,6 +106,12 @@ class NetworkStep:
         if self.other is not None:
             yield self.other
         yield from (link.value for link in self.links if link.by is ChainOperand.ELEMENT)
+
+    @property
+    def lengthens(self) -> bool:
+        """Whether it may do operations on what it computes."""
+        windows = self.kind is StepKind.PLANES and len(self.numbers) > _CALL
+        return windows or self.kind in (StepKind.POOL, StepKind.CHAIN, StepKind.SUM)
 
     @property
     def steps_over(self) -> bool:
@@ -156,7 +164,7 @@ class LayerNetwork:
     def lengthen(self, src: int, link: ChainLink, dst: int) -> bool:
         """Let the step that computes an image, which nothing else reads, do one operation more. False if it cannot."""
         at = next((at for at, step in enumerate(self.steps) if step.dst == src), None)
-        if at is None or self.steps[at].kind not in _LENGTHENED:
+        if at is None or not self.steps[at].lengthens:
             return False
         if len(self.steps[at].links) >= MOST_OPERATIONS:
             return False
@@ -164,6 +172,30 @@ class LayerNetwork:
         self._joined = [(whole, parts, n - (n > at)) for whole, parts, n in self._joined]
         self.steps.append(replace(step, links=(*step.links, link), dst=dst))
         return True
+
+    def unturned(self, image: int) -> int | None:
+        """The planes of which an image, that nothing else reads, is the pixels; the step between them goes. None: it is
+        no such image."""
+        at = next((at for at, step in enumerate(self.steps) if step.dst == image), None)
+        if at is None or self.steps[at].kind is not StepKind.TURN:
+            return None
+        self._joined = [(whole, parts, n - (n > at)) for whole, parts, n in self._joined]
+        return self.steps.pop(at).src
+
+    def window(self, src: int, dst: int, numbers: Sequence[int], *, lone: bool) -> None:
+        """Combine windows of an image. ``lone``: nothing else reads it, so planes' convolution need not store it."""
+        at = next((at for at, step in enumerate(self.steps) if step.dst == src), None)
+        step = NetworkStep(StepKind.POOL, src, dst, tuple(numbers))
+        if (
+            lone
+            and at is not None
+            and self.steps[at].kind is StepKind.PLANES
+            and len(self.steps[at].numbers) == _CALL
+        ):
+            before = self.steps.pop(at)
+            self._joined = [(whole, parts, n - (n > at)) for whole, parts, n in self._joined]
+            step = replace(before, dst=dst, numbers=(*before.numbers[:_CALL], *numbers))
+        self.steps.append(step)
 
     def numbers(self) -> list[int]:
         """The numbers of the call. Decides where images lie."""
@@ -275,6 +307,16 @@ class LayerNetwork:
         buffer, element = self._buffer(root, places)
         return [buffer, element + channel], self.images[root].sizes[3]
 
+    def _links(self, step: NetworkStep, places: dict[int, int]) -> list[int]:
+        """The numbers of the operations after a step."""
+        links = [len(step.links)]
+        for link in step.links:
+            row, where = 0, [link.value, 0]
+            if link.by is ChainOperand.ELEMENT:
+                where, row = self._place(link.value, places)
+            links += [link.operation, link.by, row, *where]
+        return links
+
     def _body(self, step: NetworkStep, places: dict[int, int]) -> list[int]:
         image = self.images[step.dst]
         (src, src_row), (dst, dst_row) = self._place(step.src, places), self._place(step.dst, places)
@@ -282,16 +324,17 @@ class LayerNetwork:
         if step.kind is StepKind.CONVOLVE:
             other = [0, 0] if step.other is None else self._place(step.other, places)[0]
             return [*step.numbers, src_row, dst_row, *src, step.weights, 0, step.bias, 0, *other, *dst]
+        if step.kind is StepKind.PLANES:
+            call, (*window,) = step.numbers[:_CALL], step.numbers[_CALL:]
+            where = [*call, dst_row, *src, step.weights, 0, step.bias, 0]
+            if not window:
+                return [*where, 0, *dst]
+            return [*where, 1, window[0], *image.sizes[1:3], *window[1:], *dst, *self._links(step, places)]
         if step.kind is StepKind.TURN:
             return [image.pixels, image.sizes[3], dst_row, *src, *dst, parts]
         if step.kind is StepKind.SOFTMAX:
             return [image.elements, *src, *dst]
-        links = [len(step.links)]
-        for link in step.links:
-            row, where = 0, [link.value, 0]
-            if link.by is ChainOperand.ELEMENT:
-                where, row = self._place(link.value, places)
-            links += [link.operation, link.by, row, *where]
+        links = self._links(step, places)
         if step.kind is StepKind.CHAIN:
             return [image.pixels, image.sizes[3], src_row, dst_row, *src, *dst, *links, parts]
         if step.kind is StepKind.SUM:

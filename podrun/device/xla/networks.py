@@ -31,6 +31,7 @@ from podrun.device.xla.network_steps import (
     NetworkStep,
     StepKind,
 )
+from podrun.device.xla.packing import PACKED, reads_planes
 from podrun.private_apis.jax import mlir, stablehlo
 
 if TYPE_CHECKING:
@@ -198,6 +199,12 @@ class _Draft:
         other = self._image(more.pop(0)) if numbers[1] & 2 else None
         weights = self._operand(op.operands[1])
         dst = self._new(op.results[0])
+        if len(list(op.operands[0].uses)) == 1 and reads_planes(numbers):
+            planes = None if numbers[1] & PACKED else self.network.unturned(src)
+            if planes is not None:
+                step = NetworkStep(StepKind.PLANES, planes, dst, tuple(numbers), weights, bias)
+                self.network.steps.append(step)
+                return
         self.network.steps.append(
             NetworkStep(StepKind.CONVOLVE, src, dst, tuple(numbers), weights, bias, other)
         )
@@ -205,7 +212,7 @@ class _Draft:
     def _window(self, ir: ModuleType, op: MlirOperation) -> None:
         src = self._image(op.operands[0])
         dst = self._new(op.results[0])
-        self.network.steps.append(NetworkStep(StepKind.POOL, src, dst, tuple(_numbers(ir, op))))
+        self.network.window(src, dst, _numbers(ir, op), lone=len(list(op.operands[0].uses)) == 1)
 
     def _vector(self, op: MlirOperation, target: str) -> bool:
         """An operation on values of channels; False if it is none that a network computes."""

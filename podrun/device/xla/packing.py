@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from podrun.device.xla.convolutions import TARGET, Kind, available
+from podrun.device.xla.convolutions import SHUFFLE, TARGET, Kind, available
 from podrun.device.xla.epilogues import nested, producer
 from podrun.private_apis.jax import mlir, stablehlo
 
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 PACKED = 8
 """In a call's second number: its weights are packed."""
+_CHANNELS, _KERNEL_ROWS, _DILATION = 6, 10, slice(14, 16)
+_OTHER, _MOST_ROWS = 2, 64  # as in native/convolution.h and native/planes.c
 LEAST = 1 << 10
 """Fewest elements of weights that get room."""
 
@@ -91,7 +93,31 @@ def pack_weights(lowered: Lowered, room: WeightRoom, arguments: Sequence[Any]) -
 
 def _is_forward(op: MlirOperation) -> bool:
     called = op.name == "stablehlo.custom_call" and op.attributes["call_target_name"].value == TARGET
-    return called and _numbers(op)[0] == Kind.FORWARD
+    return called and _numbers(op)[0] == Kind.FORWARD and not (_is_turned(op) and reads_planes(_numbers(op)))
+
+
+def reads_planes(numbers: Sequence[int]) -> bool:
+    """Whether the C module can compute a call by itself from an image of few channels that lie one after the other."""
+    kind, follows, groups, batch, *_ = numbers
+    channels, dilation, shuffle = numbers[_CHANNELS], numbers[_DILATION], numbers[SHUFFLE]
+    module = importlib.import_module("podrun.device.xla._onednn")
+    plain = (kind, groups, batch, shuffle, *dilation) == (
+        Kind.FORWARD,
+        1,
+        1,
+        1,
+        1,
+        1,
+    ) and not follows & _OTHER
+    return (
+        plain and channels <= getattr(module, "PLANES", 0) and channels * numbers[_KERNEL_ROWS] <= _MOST_ROWS
+    )
+
+
+def _is_turned(op: MlirOperation) -> bool:
+    """Whether a call reads an argument of the program with another order of axes."""
+    maker = producer(op.operands[0])
+    return maker is not None and maker.name == "stablehlo.transpose"
 
 
 def _numbers(op: MlirOperation) -> list[int]:

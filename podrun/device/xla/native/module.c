@@ -8,6 +8,7 @@
 #include "convolution.h"
 #include "library.h"
 #include "network.h"
+#include "planes.h"
 #include "plans.h"
 #include "python_buffers.h"
 #include "workers.h"
@@ -332,7 +333,7 @@ PyInit__onednn(void)
     PyObject *made = PyModule_Create(&definition);
     if (made && (PyModule_AddFunctions(made, product_functions) || PyModule_AddFunctions(made, update_functions)))
         Py_CLEAR(made);
-    if (made && PyModule_AddIntConstant(made, "STEPS", STEPS))
+    if (made && (PyModule_AddIntConstant(made, "STEPS", STEPS) || PyModule_AddIntConstant(made, "PLANES", planes_can() ? MOST_PLANES : 0)))
         Py_CLEAR(made);
     return made;
 }

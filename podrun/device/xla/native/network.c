@@ -14,6 +14,7 @@
 
 #include "convolution.h"
 #include "layers.h"
+#include "planes.h"
 #include "plans.h"
 #include "workers.h"
 
@@ -199,6 +200,46 @@ read_sum(Reader *r, Step *s)
     s->parts = (int)size(r);
 }
 
+/* A window over an image of these sizes, whose pixels lie side by side. */
+static void
+read_window(Reader *r, Pool *p, int64_t height, int64_t width, int64_t channels)
+{
+    int64_t *const sizes[] = {&p->oh, &p->ow, &p->kernel[0], &p->kernel[1], &p->stride[0], &p->stride[1]};
+    p->sums = (int)next(r);
+    p->n = 1, p->ih = height, p->iw = width, p->c = p->src_row = channels;
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        *sizes[i] = size(r);
+    p->pad[0] = next(r);
+    p->pad[1] = next(r);
+}
+
+static void
+read_planes(Reader *r, Step *s)
+{
+    Convolution *c = &s->convolution;
+    Manner manner;
+    if (r->end - r->at < CONVOLUTION_NUMBERS || convolution_decode(r->at, CONVOLUTION_NUMBERS, c, &manner) || !planes_fit(c) ||
+        manner.packed) {
+        r->wrong = 1;
+        return;
+    }
+    r->at += CONVOLUTION_NUMBERS;
+    s->parts = manner.parts > 1 && c->oh > 1 ? MOST_PARTS : 1;
+    c->dst_row = size(r);
+    s->src = place(r, 1, c->ih * c->iw * c->c, c->ih * c->iw * c->c);
+    const int64_t weights = c->m * c->c * c->kh * c->kw;
+    s->weights = place(r, 1, weights, weights);
+    s->bias = place(r, 1, c->m, c->follows & BIAS ? c->m : 0);
+    if (next(r)) {
+        read_window(r, &s->pool, c->oh, c->ow, c->m);
+        s->parts = manner.parts > 1 && s->pool.oh > 1 ? MOST_PARTS : 1;
+        s->pool.dst_row = c->dst_row;
+        s->dst = place(r, s->pool.oh * s->pool.ow, c->dst_row, c->m);
+        read_ops(r, s, s->pool.oh * s->pool.ow, c->m);
+    } else
+        s->dst = place(r, c->oh * c->ow, c->dst_row, c->m);
+}
+
 static void
 read_softmax(Reader *r, Step *s)
 {
@@ -212,7 +253,8 @@ static void
 read_steps(Reader *r)
 {
     static void (*const read[STEPS])(Reader *, Step *) = {read_convolution, read_pool, read_chain,
-                                                          read_turn,        read_sum,  read_softmax};
+                                                          read_turn,        read_sum,  read_softmax,
+                                                          read_planes};
     Network *network = r->network;
     const int64_t *const end = r->end;
     for (size_t i = 0; r->at < end && !r->wrong; i++) {
@@ -395,14 +437,40 @@ run_convolution(const Run *run, const Step *s, int part)
     return convolution_compute_part(c, &arrays, s->wanted, part, s->plans);
 }
 
+/* The operations after a step, with what they read in this run. */
+static Chain
+ready_chain(const Run *run, const Step *s)
+{
+    Chain chain = s->chain;
+    for (int i = 0; i < chain.count; i++)
+        chain.ops[i].values = chain.ops[i].by == BY_NUMBER ? NULL : find(run, s->operands[i]);
+    return chain;
+}
+
+static const char *
+run_planes(const Run *run, const Step *s, int part)
+{
+    const Convolution *c = &s->convolution;
+    Arrays arrays = {.src = find(run, s->src),
+                     .weights = find(run, s->weights),
+                     .bias = c->follows & BIAS ? find(run, s->bias) : NULL};
+    const int64_t rows = s->pool.n ? s->pool.oh : c->oh, begin = rows * part / s->parts, end = rows * (part + 1) / s->parts;
+    if (s->pool.n) {
+        const Chain chain = ready_chain(run, s);
+        return planes_pooled(c, &arrays, &s->pool, &chain, find(run, s->dst), begin, end);
+    }
+    arrays.dst = find(run, s->dst) + begin * c->ow * c->dst_row;
+    return planes_rows(c, &arrays, begin, end);
+}
+
 static const char *
 run_step(const Run *run, const Step *s, int part)
 {
     if (s->kind == STEP_CONVOLVE)
         return run_convolution(run, s, part);
-    Chain chain = s->chain;
-    for (int i = 0; i < chain.count; i++)
-        chain.ops[i].values = chain.ops[i].by == BY_NUMBER ? NULL : find(run, s->operands[i]);
+    if (s->kind == STEP_PLANES)
+        return run_planes(run, s, part);
+    Chain chain = ready_chain(run, s);
     const float *src = find(run, s->src);
     float *dst = find(run, s->dst);
     if (s->kind == STEP_POOL) {

@@ -10,7 +10,7 @@
    numbers, the buffer's and the element's. The first number of a network is the count of operands, the second that of
    results, the third the arena's elements. A step is: its kind, how many steps have to be done before it, the count of
    numbers that follow, and these (network.c). */
-enum { STEP_CONVOLVE, STEP_POOL, STEP_CHAIN, STEP_TURN, STEP_SUM, STEP_SOFTMAX, STEPS };
+enum { STEP_CONVOLVE, STEP_POOL, STEP_CHAIN, STEP_TURN, STEP_SUM, STEP_SOFTMAX, STEP_PLANES, STEPS };
 enum { OP_ADD, OP_SUBTRACT, OP_MULTIPLY, OP_DIVIDE, OP_MAXIMUM, OP_CUT }; /* of a value and another one; CUT: x > 0 ? x : 0 */
 enum { BY_NUMBER, BY_CHANNEL, BY_PIXEL, BY_ELEMENT };                       /* which others: of how many values */
 

@@ -1,0 +1,24 @@
+/* A forward convolution of an image whose few channels lie in planes, `src [C, IH, IW]`, to pixels `dst [OH, OW, M]`: the first
+   layer of most networks. The library wants its channels beside each other, or gives blocks of channels. */
+
+#ifndef PODRUN_PLANES_H
+#define PODRUN_PLANES_H
+
+#include "convolution.h"
+#include "layers.h"
+
+enum { MOST_PLANES = 4 };
+
+/* Whether this processor can compute it, and whether it is one of these. */
+int planes_can(void);
+int planes_fit(const Convolution *c);
+
+/* Rows of the result from `begin` to `end`, of which the first lies at the arrays' `dst`. The order of each element's sum is that of channels, rows and columns of the kernel,
+   each product rounded with its sum, whatever the vectors. NULL, or what is wrong. */
+const char *planes_rows(const Convolution *c, const Arrays *arrays, int64_t begin, int64_t end);
+
+/* Rows of windows over the result, which is never stored as a whole. `dst`: where the first of the windows' image lies. */
+const char *planes_pooled(const Convolution *c, const Arrays *arrays, const Pool *pool, const Chain *chain, float *dst,
+                          int64_t begin, int64_t end);
+
+#endif
