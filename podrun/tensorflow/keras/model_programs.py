@@ -37,6 +37,7 @@ from podrun.tensorflow.keras.reported_values import (
     copies_of_step,
     held_back,
     reported,
+    shares_of_sum,
 )
 from podrun.tensorflow.keras.stage_assignment import check_scopes, entry_stages
 from podrun.tensorflow.keras.stage_tracing import (
@@ -113,13 +114,14 @@ def _narrow(dtype: tf.DType) -> tf.DType:
 @dataclass(slots=True)
 class _Traced:
     """A step that was traced for elements of one form. ``resets``: how often the metrics had been reset at the last
-    run.
+    run. ``summed``: how many steps' results a pipeline that accumulates its outfeed adds up, or 0.
     """
 
     queue: _ElementQueue
     program: HostProgram
     template: Nested
     values: ReportedValues
+    summed: int
     resets: int = 0
 
 
@@ -219,7 +221,7 @@ class ModelProgram:
             if not len(values[0]):  # Data are synthetic: nothing came.
                 flat = [self._zeros(tensor) for tensor in tf.nest.flatten(traced.template)]
         else:
-            flat = reported(values, options_of(self.model))
+            flat = reported(values, options_of(self.model), traced.summed)
         packed: Nested = tf.nest.pack_sequence_as(traced.template, [tf.constant(v) for v in flat])
         return packed
 
@@ -245,7 +247,7 @@ class ModelProgram:
     def _trace(self, element: Nested, *, pipelined: bool) -> _Traced:
         """Trace a step. A pipeline accumulates gradients, and its layers lie on the IPUs of their stages."""
         strategy, options = self.model.distribute_strategy, options_of(self.model)
-        queue, values = _ElementQueue(element), ReportedValues()
+        queue, values, summed = _ElementQueue(element), ReportedValues(), self._summed()
         with strategy.scope(), strategy.replica():
             graph = IpuGraph(f"keras_{self.model.name}", strategy.ordinal, automatic=True)
         assignment = pipeline_assignment(self.model) if pipelined else None
@@ -260,6 +262,8 @@ class ModelProgram:
                     _with_columns(element) if makes_columns(self.model, self.kind) else element
                 )
             flat = [tf.convert_to_tensor(t) for t in tf.nest.flatten(results)]
+            if stages and summed:
+                flat = shares_of_sum(flat, summed, options, training=self.kind == "train")
             values.count = len(flat)
             mark("enqueue", flat, [tf.TensorSpec([], tf.bool)], stateful=True, queue=values.number)
             return results
@@ -283,7 +287,14 @@ class ModelProgram:
                 warn_of_moving_statistics(self.model)
         graph.inputs = [inner for _, inner in graph.captures]
         program = HostProgram(graph, [], graph.control_outputs)
-        return _Traced(queue, program, template, values)
+        return _Traced(queue, program, template, values, summed if stages else 0)
+
+    def _summed(self) -> int:
+        """The steps whose results a pipeline adds up before they leave; 0 where all of them leave."""
+        options = options_of(self.model)
+        if not options.accumulates_outfeed or self.kind == "predict":
+            return 0
+        return int(options.pipeline_steps or 1) if self.kind == "train" else self.count
 
     def _shape(self, graph: IpuGraph, stages: list[int]) -> None:
         """Let the step be a mini-batch of the model's pipeline."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 import numpy.typing as npt
+import tensorflow as tf
 
 from podrun.tensorflow.capture.markers import reference
 from podrun.tensorflow.keras.model_options import ModelOptions, ReplicatedMetricReductionMethod
@@ -80,15 +81,34 @@ def copies_of_step(
         yield [v.item() if v.ndim == 0 and kind != "predict" else v for v in flat]
 
 
-def reported(values: Sequence[StepValues], options: ModelOptions) -> list[StepValues]:
-    """What an execution reports: the last step's values. Zeros if nothing came: data are synthetic.
-
-    Metrics are means since the epoch began, so an outfeed that a pipeline accumulates gives the same.
+def shares_of_sum(
+    results: Sequence[tf.Tensor], count: int, options: ModelOptions, *, training: bool
+) -> list[tf.Tensor]:
+    """What a mini-batch adds to the outfeed of a pipeline that accumulates ``count`` of them: its part of the mean, in
+    the type that ``accumulate_outfeed_dtype`` says. A function for types gets tensors named as in the SDK, where the
+    loss comes first in training.
     """
-    return [
-        reduced_over_copies(value[-1], options.metric_reduction) if len(value) else np.zeros((), np.float32)
-        for value in values
-    ]
+    shares = [(r if r.dtype.is_floating else tf.cast(r, tf.float32)) / count for r in results]
+    dtype = options.pipeline_arguments.get("accumulate_outfeed_dtype")
+    if dtype is None or not shares:
+        return shares
+    if not callable(dtype) or isinstance(dtype, type):
+        return [tf.cast(share, dtype) for share in shares]
+    before = shares[:1] if training else []
+    named = tf.raw_ops.IdentityN(input=[*before, *shares], name="PipelineStage")
+    return [tf.cast(share, dtype(share)) for share in named[len(before) :]]
+
+
+def reported(values: Sequence[StepValues], options: ModelOptions, summed: int = 0) -> list[StepValues]:
+    """What an execution reports: the last step's values, or the sums of the last ``summed`` ones. Zeros if nothing
+    came: data are synthetic.
+    """
+
+    def whole(value: StepValues) -> StepValues:
+        together = value[-summed:].sum(0, dtype=value.dtype) if summed else value[-1]
+        return reduced_over_copies(np.asarray(together), options.metric_reduction)
+
+    return [whole(value) if len(value) else np.zeros((), np.float32) for value in values]
 
 
 class CallbackThread:
