@@ -64,7 +64,8 @@ _IPU |= {
     f"optimizers.{module}": _IPU["optimizers"]
     for module in ("als_optimizer", "gradient_accumulation_optimizer", "adam", "gradient_descent", "rmsprop")
 }
-_IPU["layers.capture_upstream_gradients"] = _IPU["layers"]
+_IPU["layers"]["Dense"] = f"{_ADDONS}layers:Dense"
+_IPU["layers.capture_upstream_gradients"] = _IPU["layers.dense"] = _IPU["layers"]
 _SUBMODULES: dict[str, dict[str, dict[str, str]]] = {
     **dict.fromkeys(IPU_ROOTS, _IPU),
     ADDONS_ROOT: ADDON_MODULES,
@@ -113,7 +114,7 @@ _KERAS_ROOTS = ("tensorflow.python.keras", "keras", _API, "tf_keras")
 _AUTO = "keras.experimental.auto_pipeline."
 _PROFILED = "profiles of layers; use podrun profile"
 REFUSED_NAMES = {
-    "Dense": "float8; use keras.layers.Dense",
+    "Dense": "a layer for float8; use keras.ipu.layers.Dense",
     **dict.fromkeys(
         ("Model", "Sequential", "PipelineModel", "PipelineSequential", "SequentialPipelineModel"),
         "classes of SDK 2.2; use keras.Model and keras.Sequential under an IPUStrategy",

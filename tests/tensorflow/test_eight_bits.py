@@ -158,3 +158,43 @@ def test_the_host_converts_where_no_ipu_is(ipu: Any) -> None:
         np.testing.assert_array_equal(there_and_back(large), [np.nan, np.nan, 1])
     finally:
         ipu.config.IPUConfig().configure_ipu_system()
+
+
+def test_a_dense_layer_multiplies_8_bit_floats(ipu: Any) -> None:
+    """As the same product of the nearest 8-bit floats in float64; other tensors go through Keras' own layer."""
+    import tensorflow as tf
+    from tensorflow import keras
+
+    from podrun.compat._keras_names import own_module
+
+    f8, dense = ipu.f8_ops, own_module("keras.ipu.layers").Dense  # type: ignore[union-attr]
+    inputs, kernel = (
+        np.float32([[1.1, 2, -3], [0.3, -1, 17.5]]),
+        np.float32([[0.3, 1.7], [-2.1, 9], [0.011, 5]]),
+    )
+    bias = np.float32([0.5, -2])
+    layer = dense(2, activation="relu", name="product")
+    metadata = f8.create_metadata(f8.Format.F152, 1)
+    packed = f8.convert_to_f8(tf.constant(inputs), metadata)
+    layer(packed)
+    layer.set_weights([kernel, bias])
+    left = 2 * nearest("F152", inputs.astype(np.float16).ravel() / 2).reshape(inputs.shape)
+    right = nearest("F143", kernel.astype(np.float16).ravel()).reshape(kernel.shape)
+    expected = np.maximum(left @ right + bias, 0)
+    result = layer(packed)
+    assert result.dtype == tf.float16
+    np.testing.assert_allclose(result, expected, rtol=2e-3)
+    plain = keras.layers.Dense.from_config(layer.get_config())
+    plain.build([2, 3])
+    plain.set_weights([kernel, bias])
+    np.testing.assert_array_equal(layer(inputs), plain(inputs))
+    assert np.abs(plain(inputs) - expected).max() > 0.01
+
+    @tf.function
+    def step(x: Any) -> Any:
+        return layer(f8.convert_to_f8(x, metadata))
+
+    on_device = ipu.ipu_strategy.IPUStrategyV1().run(step, [tf.constant(inputs)])
+    np.testing.assert_array_equal(on_device, result)
+    with pytest.raises(ValueError, match="two dimensions, but its input has the shape"):
+        layer(f8.convert_to_f8(tf.zeros([2, 2, 3]), metadata))

@@ -15,7 +15,14 @@ import tf_keras
 
 from podrun.tensorflow.capture.markers import mark
 from podrun.tensorflow.sdk import replica_ops
-from podrun.tensorflow.sdk.eight_bit_tensors import QuarterTensor, convert_from_f8, convert_to_f8
+from podrun.tensorflow.sdk.eight_bit_tensors import (
+    EightBitFormat,
+    QuarterTensor,
+    convert_from_f8,
+    convert_to_f8,
+    create_metadata,
+    f8_matmul,
+)
 from podrun.tensorflow.sdk.layer_ops import ipu_serialized_matmul, seeded_dropout
 
 if TYPE_CHECKING:
@@ -289,6 +296,27 @@ class SerialDense(tf_keras.layers.Dense):  # type: ignore[misc]
             "serialization_factor": self.serialization_factor,
             "serialization_dimension": self.serialization_dimension,
         }
+
+
+class Dense(tf_keras.layers.Dense):  # type: ignore[misc]
+    """Keras' dense layer, which also takes 8-bit floats, a `QuarterTensor`. They are multiplied with the kernel as F143
+    of scale 0, and give halves. ValueError for more than two dimensions.
+    """
+
+    def call(self, inputs: tf.Tensor | QuarterTensor) -> tf.Tensor:
+        """The product, with bias and activation."""
+        if not isinstance(inputs, QuarterTensor):
+            return super().call(inputs)
+        if inputs.shape.rank != 2:
+            raise ValueError(
+                f"Dense multiplies 8-bit floats of two dimensions, but its input has the shape {inputs.shape}. Reshape "
+                "it before it is converted to 8-bit floats."
+            )
+        kernel = convert_to_f8(self.kernel, create_metadata(EightBitFormat.F143))
+        result = f8_matmul(inputs, kernel)
+        if self.use_bias:
+            result = tf.nn.bias_add(result, tf.cast(self.bias, tf.float16))
+        return result if self.activation is None else self.activation(result)
 
 
 class RecomputationCheckpoint(tf_keras.layers.Layer):  # type: ignore[misc]
