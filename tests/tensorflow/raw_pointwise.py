@@ -378,6 +378,14 @@ LOSSES = [
         k=1,
         _skip_half="float32 alone",
     ),
+    case(
+        "Bucketize",
+        input=np.array([[-1, 0.25, 0.2], [0.5, 0.8, np.inf]], np.float32),
+        boundaries=[0.25, 0.5, 0.75],
+        _skip_half="float32 alone",
+    ),
+    case("Bucketize", "integers", input=WHOLE, boundaries=[-3.0, 0.0, 4.5, 11.0], _skip_half="integers"),
+    case("Bucketize", "one class", input=WHOLE, boundaries=[], _skip_half="integers"),
 ]
 
 _SHAPE = np.linspace(0.3, 5, 12).astype(np.float32)

@@ -30,9 +30,10 @@ from podrun.tensorflow.sdk.ipu_strategy import HOST_ITERATION, IPUStrategyV1
 
 if TYPE_CHECKING:
     from tf_keras import Model
-    from tf_keras.callbacks import CallbackList
+    from tf_keras.callbacks import BackupAndRestore, CallbackList
     from tf_keras.losses import Loss
     from tf_keras.src.backend import RandomGenerator
+    from tf_keras.src.engine.base_preprocessing_layer import PreprocessingLayer
 
 KINDS = ("train", "test", "predict")
 CALLS = {"fit": "train", "evaluate": "test", "predict": "predict"}
@@ -101,6 +102,10 @@ def install_keras() -> None:
     replace_method(model_class, "_validate_target_and_loss", _checked_target)
     generator = importlib.import_module("tf_keras.src.backend").RandomGenerator
     replace_method(generator, "_maybe_init", _follow_global_seed)
+    preprocessing = importlib.import_module("tf_keras.src.engine.base_preprocessing_layer")
+    replace_method(preprocessing.PreprocessingLayer, "adapt", _on_host)
+    backup = importlib.import_module("tf_keras.src.callbacks").BackupAndRestore
+    replace_method(backup, "on_train_begin", _backed_up)
     install_stages()
     install_saving()
     install_accumulation()
@@ -121,10 +126,31 @@ def _follow_global_seed(generator: RandomGenerator, plain: Callable[..., object]
         plain(generator)
         return
     chosen = importlib.import_module("tf_keras.src.backend")._SEED_GENERATOR
+    if not generator._built and generator._rng_type == generator.RNG_STATEFUL:
+        generator._rng_type = (
+            generator.RNG_LEGACY_STATEFUL
+        )  # Its variable is the host's: a device draws itself.
     unseeded = generator._seed is None and getattr(chosen, "generator", None) is None
     if unseeded and not generator._built and generator._rng_type == generator.RNG_STATELESS:
         generator._rng_type = generator.RNG_LEGACY_STATEFUL
     plain(generator)
+
+
+def _on_host(
+    layer: PreprocessingLayer, plain: Callable[..., object], *args: object, **kwargs: object
+) -> object:
+    """A layer's own pass over data, for which Keras iterates on the host."""
+    with _host_iteration():
+        return plain(layer, *args, **kwargs)
+
+
+def _backed_up(callback: BackupAndRestore, plain: Callable[..., object], logs: object = None) -> object:
+    """Keras' callback that goes on after an interruption, which knows a few strategies. Instances of one launch would
+    write the same files, so theirs is not added.
+    """
+    if type(callback.model.distribute_strategy) is IPUStrategyV1:
+        callback._supported_strategies = (*callback._supported_strategies, IPUStrategyV1)
+    return plain(callback, logs)
 
 
 def _reset_metrics(model: Model, plain: Callable[..., object]) -> None:

@@ -96,6 +96,13 @@ def _in_top(ctx: Context, node: Node, predictions: Array, targets: Array, k: Arr
     return jnp.sum(predictions > own, 1) < jnp.asarray(k)
 
 
+@computes("Bucketize", attributes="boundaries")
+def _buckets(ctx: Context, node: Node, x: Array) -> Array:
+    """How many boundaries are not above a value; of a NaN, none, as XLA's comparisons have it."""
+    limits = jnp.asarray(np.asarray(node["boundaries"], np.float32))
+    return jnp.sum(jnp.asarray(x)[..., None] >= limits, -1).astype(jnp.int32)
+
+
 @computes("Where")
 def _where(ctx: Context, node: Node, x: Array) -> Array:
     raise UnsupportedError(
