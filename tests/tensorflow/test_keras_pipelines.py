@@ -128,7 +128,66 @@ def nested() -> Model:
     return model
 
 
-KINDS = [staged_sequential, staged_calls, staged_subclass, assigned_subclass, nested]
+def subclass_inside(outer: str) -> Model:
+    """A subclass of two layers inside a model, with a stage for each layer."""
+    from tensorflow import keras
+
+    class Inner(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = keras.layers.Dense(UNITS, "tanh")
+            self.second = keras.layers.Dense(1)
+
+        def call(self, inputs: object) -> object:
+            return self.second(self.first(inputs))
+
+    class Outer(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Inner()
+            self.inner.build((4, FEATURES))
+
+        def call(self, inputs: object) -> object:
+            return self.inner(inputs)
+
+    if outer == "subclass":
+        model = Outer()
+        model.build((4, FEATURES))
+    else:
+        inner = Inner()
+        inner.build((4, FEATURES))
+        inputs = keras.Input(FEATURES)
+        model = (
+            keras.Sequential([inputs, inner]) if outer == "sequence" else keras.Model(inputs, inner(inputs))
+        )
+    model.set_weights(WEIGHTS)
+    assignment = model.get_pipeline_stage_assignment()
+    (call,) = assignment
+    assert call.is_nested_model
+    assert [type(e.layer).__name__ for e in call.pipeline_stage_assignments] == ["Dense", "Dense"]
+    for stage, entry in enumerate(call.pipeline_stage_assignments):
+        entry.pipeline_stage = stage
+    model.set_pipeline_stage_assignment(assignment)
+    return model
+
+
+def subclass_in_functional() -> Model:
+    return subclass_inside("graph")
+
+
+def subclass_in_subclass() -> Model:
+    return subclass_inside("subclass")
+
+
+KINDS = [
+    subclass_in_functional,
+    subclass_in_subclass,
+    staged_sequential,
+    staged_calls,
+    staged_subclass,
+    assigned_subclass,
+    nested,
+]
 
 
 def fitted(model: Model, accumulated: int | None, **options: object) -> list[np.ndarray]:
@@ -160,16 +219,6 @@ def test_a_pipeline_trains_as_accumulation_on_one_ipu(two_replicas: None, make: 
         np.testing.assert_allclose(mine, expected, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(losses, alone.evaluate(POINTS, TARGETS, batch_size=4, verbose=0), rtol=1e-4)
     np.testing.assert_allclose(outputs, alone.predict(POINTS, batch_size=4, verbose=0), rtol=1e-4)
-
-
-def test_an_accumulated_outfeed_changes_no_values(two_replicas: None) -> None:
-    model = staged_sequential()
-    model.set_pipelining_options(4, accumulate_outfeed=True)
-    model.compile("sgd", "mse", steps_per_execution=8)
-    model.optimizer.learning_rate.assign(0.0)
-    history = model.fit(POINTS, TARGETS, batch_size=4, shuffle=False, verbose=0)
-    errors = ((model(POINTS).numpy() - TARGETS) ** 2).reshape(8, 4).mean(1)
-    np.testing.assert_allclose(history.history["loss"], [errors.mean()], rtol=1e-5)
 
 
 def test_counts_that_a_pipeline_cannot_have(two_replicas: None) -> None:
@@ -385,3 +434,65 @@ def test_the_summary_shows_stages(one_ipu: None) -> None:
     assert lines[2] == "Layer (type)".ljust(30) + "Pipeline Stage".ljust(30)
     assert lines[6].split()[1:] == ["(Dense)", "1"]
     assert lines[-1] == "=" * 60
+
+
+def test_stages_inside_a_subclass_inside(one_ipu: None) -> None:
+    import podrun.tensorflow.keras.stage_classes as classes
+
+    wanted = {
+        "graph": classes.FunctionalNestedModelPipelineStageAssignment,
+        "subclass": classes.NestedModelPipelineStageAssignment,
+        "sequence": classes.SequentialNestedModelPipelineStageAssignment,
+    }
+    for outer, kind in wanted.items():
+        model = subclass_inside(outer)
+        (call,) = model.get_pipeline_stage_assignment()
+        assert type(call) is kind
+        inside = call.pipeline_stage_assignments
+        assert [entry.pipeline_stage for entry in inside] == [0, 1]
+        assert {type(entry) for entry in inside} == {classes.ModelLayerPipelineStageAssignment}
+        inside[0].pipeline_stage, inside[1].pipeline_stage = 1, 0
+        with pytest.raises(ValueError, match=r"has not yet been executed|needs to be assigned to the 0th"):
+            model.set_pipeline_stage_assignment([call])
+
+
+def test_a_subclass_inside_comes_after_the_layers_before_it(one_ipu: None) -> None:
+    from tensorflow import keras
+
+    inner = assigned_subclass()
+    inner.reset_pipeline_stage_assignment()
+    inputs = keras.Input(FEATURES)
+    model = keras.Model(inputs, inner(keras.layers.Dense(FEATURES)(inputs)))
+    entries = model.get_pipeline_stage_assignment()
+    entries[0].pipeline_stage = 1
+    for entry in entries[1].pipeline_stage_assignments:
+        entry.pipeline_stage = 0
+    with pytest.raises(
+        ValueError, match="has a dependency from a pipeline stage which has not yet been executed"
+    ):
+        model.set_pipeline_stage_assignment(entries)
+
+
+def test_symbolic_inputs_build_a_subclass(one_ipu: None) -> None:
+    """Their types count: an embedding takes integers, and they come to a layer as what the data are."""
+    from tensorflow import keras
+
+    class Looks(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rows = keras.layers.Embedding(4, 3)
+            self.types: set[str] = set()
+
+        def call(self, inputs: dict[str, object]) -> object:
+            self.types.add(inputs["place"].dtype.name)  # type: ignore[attr-defined]
+            return self.rows(inputs["place"]) + inputs["more"]
+
+    model = Looks()
+    place = keras.Input((2,), batch_size=4, dtype="int32")
+    model.build({"place": place, "more": keras.Input((2, 3), batch_size=4)})
+    assert model.built
+    assert type(model.get_pipeline_stage_assignment()[0].layer).__name__ == "Embedding"
+    values = {"place": np.int32([[0, 1], [2, 3]] * 2), "more": np.ones((4, 2, 3), np.float32)}
+    outputs = model.predict(values, batch_size=4, verbose=0)
+    np.testing.assert_array_equal(outputs, model.get_weights()[0][values["place"]] + 1)
+    assert model.types == {"int32"}

@@ -46,8 +46,13 @@ def is_functional(model: Model) -> bool:
 
 
 def is_model(layer: Layer) -> bool:
-    """Whether a layer is a model with stages of its own: its layers are assigned one by one."""
-    return is_sequential(layer) or is_functional(layer)
+    """Whether a layer is a model with stages of its own: its layers are assigned one by one. A subclass of ``Model`` is
+    one if the program built it.
+    """
+    if is_sequential(layer) or is_functional(layer):
+        return True
+    model_class = importlib.import_module("tf_keras.src.engine.training").Model
+    return isinstance(layer, model_class) and getattr(layer, "_build_input_shape", None) is not None
 
 
 def calls_of(model: Model) -> list[Node]:
@@ -303,12 +308,13 @@ def _check_order(
     if is_sequential(model):
         return [_check_sequence(model, assignment, max(entering or [0]))]
     stages: dict[str, int] = {}
+    first = max(entering or [0])  # The inputs of a subclass have no places of their own.
     if is_functional(model):
         starts = entering or [0] * len(model.inputs)
         stages |= {str(id(t)): s for t, s in zip(model.inputs, starts, strict=False)}
     last = 0
     for node, entry in zip(calls_of(model), assignment, strict=True):
-        sources = [stages.get(key, 0) for key in node.flat_input_ids]
+        sources = [stages.get(key, first) for key in node.flat_input_ids]
         if hasattr(entry, "pipeline_stage_assignments"):
             results = _check_order(node.layer, entry.pipeline_stage_assignments, sources)
         else:

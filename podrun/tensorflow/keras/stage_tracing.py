@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import tensorflow as tf
+
 from podrun.tensorflow.execution.device_table import DEVICES
 from podrun.tensorflow.keras.accumulating_optimizers import on_ipu, replace_method
 from podrun.tensorflow.keras.model_options import options_of
@@ -197,13 +199,29 @@ def _graph_made(model: Model, plain: Callable[..., object], *args: object, **kwa
 
 
 def _built(model: Model, plain: Callable[..., object], *args: object, **kwargs: object) -> object:
-    """Build a model, and check the stages of one that is to be a pipeline and whose code calls its layers."""
-    result = plain(model, *args, **kwargs)
+    """Build a model, and check the stages of one that is to be a pipeline and whose code calls its layers. A subclass
+    takes symbolic inputs too, which say types.
+    """
+    shape = args[0] if args else kwargs.get("input_shape")
+    inputs, symbol = tf.nest.flatten(shape), importlib.import_module("tf_keras.src.engine.keras_tensor")
+    result: object = None
+    if inputs and all(isinstance(t, symbol.KerasTensor) for t in inputs) and on_ipu(model):
+        _built_of_inputs(model, shape)
+    else:
+        result = plain(model, *args, **kwargs)
     options = options_of(model)
     pipelined = options.device_mapping is not None or options.pipeline_steps is not None
     if pipelined and on_ipu(model) and is_built_subclass(model) and options.assignment is None:
         check_scopes(model)
     return result
+
+
+def _built_of_inputs(model: Model, inputs: object) -> None:
+    """Make the weights of a model whose inputs have the shapes and types of symbolic ones."""
+    specs = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), inputs)
+    tf.function(lambda values: model(values)).get_concrete_function(specs)
+    layer = importlib.import_module("tf_keras.src.engine.base_layer").Layer
+    layer.build(model, tf.nest.map_structure(lambda spec: spec.shape, specs))
 
 
 def _layers_changed(model: Model, plain: Callable[..., object], *args: object, **kwargs: object) -> object:
