@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 
 import pytest
 
 import podrun.popart as popart
 from podrun.core.environment import POPDIST_EXECUTABLE_CACHE_PATH
+from podrun.device.host import client
+from podrun.device.xla.kept_pieces import writable_cache
+
+
+def _cache_of_the_run(environ: Mapping[str, str]) -> Path | None:
+    return writable_cache(environ or os.environ)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _devices_without_an_environment_keep_pieces() -> Iterator[None]:
+    """A device of ``DeviceManager({})`` hears of no directory for compiled pieces, so each would compile all of its
+    program anew. Here it has that of this process, as the devices of programs have.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(client, "writable_cache", _cache_of_the_run)
+        yield
 
 
 @pytest.fixture(scope="module")
