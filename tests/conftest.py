@@ -12,13 +12,14 @@ import tempfile
 import threading
 import time
 import uuid
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from tests.sampling import chosen
 
 # Hosts that run tests are often busy: how long an example takes says nothing about the code.
 # Examples are the same in every run, so that a failure is a change's.
@@ -61,16 +62,19 @@ LEAK_SECONDS = 60.0
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a test marked ``sample(n)`` every n-th case runs by default; the others are slow."""
-    cases: Counter[str] = Counter()
+    """Of a test marked ``sample(n)`` about every n-th case runs by default (`tests.sampling`); the others are slow."""
+    tests: dict[str, list[pytest.Item]] = {}
     for item in items:
-        mark = item.get_closest_marker("sample")
-        if mark is None:
-            continue
-        test = item.nodeid.partition("[")[0]
-        if cases[test] % mark.args[0]:
-            item.add_marker(pytest.mark.slow)
-        cases[test] += 1
+        if item.get_closest_marker("sample") is not None:
+            tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for cases in tests.values():
+        mark = cases[0].get_closest_marker("sample")
+        assert mark is not None
+        values = [item.callspec.params if hasattr(item, "callspec") else {} for item in cases]
+        kept = set(chosen(values, mark.args[0]))
+        for index, item in enumerate(cases):
+            if index not in kept:
+                item.add_marker(pytest.mark.slow)
 
 
 def pytest_collection_finish() -> None:

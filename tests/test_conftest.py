@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.conftest import pytest_collection_modifyitems
+from tests.sampling import FEW, chosen
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -47,20 +52,62 @@ def test_what_a_test_starts_leaves_no_folder(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+class Case:
+    """A collected test, as the hook of pytest sees it."""
+
+    def __init__(self, nodeid: str, every: int | None, **values: object) -> None:
+        self.nodeid, self.every, self.slow = nodeid, every, False
+        if values:
+            self.callspec = SimpleNamespace(params=values)
+
+    def get_closest_marker(self, name: str) -> object:
+        return None if self.every is None else pytest.mark.sample(self.every).mark
+
+    def add_marker(self, mark: pytest.MarkDecorator) -> None:
+        self.slow = mark.name == "slow"
+
+
 def test_of_a_sampled_test_every_nth_case_runs_by_default() -> None:
-    class Case:
-        def __init__(self, nodeid: str, every: int | None) -> None:
-            self.nodeid, self.every, self.slow = nodeid, every, False
-
-        def get_closest_marker(self, name: str) -> object:
-            return None if self.every is None else pytest.mark.sample(self.every).mark
-
-        def add_marker(self, mark: pytest.MarkDecorator) -> None:
-            self.slow = mark.name == "slow"
-
-    cases = [Case(f"a.py::one[{n}]", 3) for n in range(5)] + [Case(f"a.py::two[{n}]", 2) for n in range(3)]
-    cases.append(Case("a.py::three[0]", None))
+    cases = [Case(f"a.py::one[{n}]", 3, seed=n) for n in range(5)]
+    cases += [Case(f"a.py::two[{n}]", 2, seed=n) for n in range(3)]
+    cases += [Case("a.py::three[0]", None, seed=0), Case("a.py::four", 2)]
     pytest_collection_modifyitems(cases)  # type: ignore[arg-type]
     assert [c.nodeid for c in cases if not c.slow] == [
-        *("a.py::one[0]", "a.py::one[3]", "a.py::two[0]", "a.py::two[2]", "a.py::three[0]")
+        *("a.py::one[0]", "a.py::one[3]", "a.py::two[0]", "a.py::two[2]", "a.py::three[0]", "a.py::four")
     ]
+
+
+@given(
+    sizes=st.lists(st.integers(1, 5), min_size=2, max_size=4),
+    every=st.integers(1, 40),
+    dropped=st.integers(1, 7),
+)
+def test_every_value_of_a_sampled_parameter_runs_by_default(
+    sizes: list[int], every: int, dropped: int
+) -> None:
+    """Whatever the parameters, their order and how many cases each step passes over; with some cases left out too."""
+    names = "abcd"[: len(sizes)]
+    crossed = [dict(zip(names, values, strict=True)) for values in itertools.product(*map(range, sizes))]
+    cases = [case for i, case in enumerate(crossed) if i == 0 or (i * 7) % 8 != dropped]
+    kept = chosen(cases, every)
+    wanted = -(-len(cases) // every)
+    assert kept == sorted(set(kept))
+    assert wanted <= len(kept) <= max(wanted, sum(sizes))
+    for name in names:
+        values = {case[name] for case in cases}
+        if len(values) < len(cases) and len(values) <= max(FEW, wanted):
+            assert {cases[i][name] for i in kept} == values
+
+
+def test_a_step_that_fits_the_parameters_passes_over_no_value() -> None:
+    """Every second case of a type beside two others would be of one type; of 36, every sixth has one of six places."""
+    two = [{"size": size, "dtype": dtype} for size in range(5) for dtype in ("half", "float")]
+    assert {two[i]["dtype"] for i in range(0, 10, 2)} == {"half"}
+    kept = chosen(two, 2)
+    assert len(kept) == 5
+    assert {two[i]["dtype"] for i in kept} == {"half", "float"}
+    assert {two[i]["size"] for i in kept} == set(range(5))
+    square = [{"a": a, "b": b} for a in range(6) for b in range(6)]
+    kept = chosen(square, 6)
+    assert len(kept) == 6
+    assert {square[i]["a"] for i in kept} == {square[i]["b"] for i in kept} == set(range(6))
