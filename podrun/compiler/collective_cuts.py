@@ -17,14 +17,13 @@ the program.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.core import ShapedArray
 from jax.extend.core import JaxprEqn, Literal, Var
 
 from podrun.compiler import jaxprs
@@ -37,13 +36,16 @@ from podrun.compiler.model_collectives import (
     exchange_p,
     exchanges,
     folded_p,
+    gather_p,
+    sum_p,
     total_p,
 )
 from podrun.compiler.program import tap
 from podrun.compiler.segments import split_at_places
+from podrun.compiler.shared_updates import take_updates
 from podrun.compiler.summed_products import SummedProducts
 from podrun.core.errors import InternalError
-from podrun.core.executable import REPLICA_OFFSET, AllGather, AllReduce, Arena, Compute, Instruction
+from podrun.core.executable import REPLICA_OFFSET, AllGather, AllReduce, Arena, Compute, Instruction, Variable
 from podrun.core.layout import Layout
 from podrun.core.names import EXCHANGE, SLICE, WHOLE
 from podrun.costmodel.splitting import Spot
@@ -52,33 +54,45 @@ from podrun.private_apis import jax as private_jax
 LONGEST_CHAIN = 16
 """Replicas up to which a sum is written out; beyond, it is a loop, with the same order and bits."""
 
-gather_p = private_jax.new_primitive("gather_parts")
-"""``gather_parts(part)``: the parts of all machines, end to end."""
-gather_p.def_abstract_eval(lambda part, *, machines: ShapedArray((part.shape[0] * machines,), part.dtype))
-sum_p = private_jax.new_primitive("sum_parts")
-"""``sum_parts(part)``: the sum of the parts of all machines, in order; float32."""
-sum_p.def_abstract_eval(lambda part: ShapedArray(part.shape, part.dtype))
 _LAST = f"{EXCHANGE}last"
 
 
 @dataclass(frozen=True, slots=True)
 class CutPiece:
-    """A piece as Computations and AllGathers: ``pieces`` in order, the instructions that run them, the arenas."""
+    """A piece as Computations and AllGathers: ``pieces`` in order, the instructions that run them, the arenas.
+    ``closing``: instructions that come last in a batch. ``variables``: that changed their place, or are new.
+    """
 
     pieces: tuple[TracedPiece, ...]
     instructions: tuple[Instruction, ...]
     arenas: Mapping[str, Arena]
+    closing: tuple[Instruction, ...] = ()
+    variables: Mapping[str, Variable] = field(default_factory=dict)
 
 
-def cut_at_exchanges(piece: TracedPiece, layout: Layout) -> CutPiece:
-    """The piece with its exchanges as arithmetic and AllGathers. A piece without exchanges does not change."""
+def cut_at_exchanges(
+    piece: TracedPiece, layout: Layout, shared: Mapping[str, Variable] | None = None
+) -> CutPiece:
+    """The piece with its exchanges as arithmetic and AllGathers. A piece without exchanges does not change. ``shared``:
+    variables that replicas share, whose updates machines may share too.
+    """
     _check(piece, layout)
     if not exchanges(piece.jaxpr):
         return CutPiece((piece,), (Compute(piece.name),), {})
     written = _with_arithmetic(piece, layout, late=True)
     if layout.machines_per_position == 1:
         return CutPiece((written,), (Compute(written.name),), {})
-    return _apart(written, layout)
+    updates = take_updates(written, shared, layout) if shared else None
+    if updates is None:
+        return _apart(written, layout)
+    cut = _apart(updates.rest, layout)
+    return CutPiece(
+        (*cut.pieces, *updates.pieces),
+        cut.instructions,
+        {**cut.arenas, **updates.arenas},
+        updates.instructions,
+        updates.variables,
+    )
 
 
 @dataclass(frozen=True, slots=True)

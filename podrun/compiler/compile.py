@@ -229,12 +229,13 @@ class _Compilation:
         check_program_pipeline(program, self.placement)
         builder = self.builder
         gathered: Mapping[str, Arena] = {}
+        moved: Mapping[str, Variable] = {}
         with fixed_numerics():
             if self.placement.split:
                 computations, instructions = _sharded(builder, self.chain)
                 gathered = gathered_arenas(((unit.piece, unit.ipu) for unit in self.chain), self.layout)
             else:
-                computations, instructions, gathered = _folded(builder, self.options.chunk_bytes)
+                computations, instructions, gathered, moved = _folded(builder, self.options.chunk_bytes)
             computations |= self.updates
             for name, anchors in builder.updated.items():
                 computations[name] = export_piece(updated_anchors(builder, name, anchors))
@@ -246,7 +247,7 @@ class _Compilation:
             accumulation_factor=program.accumulation_factor,
             training=program.training,
             streams=streams(builder),
-            variables=builder.memory.variables,
+            variables={**builder.memory.variables, **moved},
             arenas={**builder.memory.arenas, **gathered},
             computations=computations,
             instructions=instructions,
@@ -258,12 +259,17 @@ class _Compilation:
 
 def _folded(
     builder: ChunkBuilder, budget: int
-) -> tuple[dict[str, Computation], tuple[tuple[Instruction, ...], ...], dict[str, Arena]]:
-    """Chunks of micro-batches of whole replicas, their schedule, and the arenas that AllGathers fill."""
+) -> tuple[
+    dict[str, Computation], tuple[tuple[Instruction, ...], ...], dict[str, Arena], Mapping[str, Variable]
+]:
+    """Chunks of micro-batches of whole replicas, their schedule, the arenas that collectives of theirs fill, and the
+    variables that lie in these.
+    """
     cut = micro_batch_chunks(builder.program, builder.traced, builder.layout.replicas_per_machine, budget)
     computations: dict[str, Computation] = {}
     work: dict[str, CutPiece] = {}
     names = []
+    shared = {n: builder.memory.variables[n] for n in builder.program.shared_state} if len(cut) == 1 else {}
     accumulate = len(cut) > 1 and bool(builder.weights)
     if accumulate:
         computations["clear"] = export_piece(_clear(builder.memory, "clear"))
@@ -272,10 +278,14 @@ def _folded(
         names.append(name)
         if name not in work:
             piece = trace_piece(builder.piece(name, chunk.count, accumulate=accumulate))
-            work[name] = cut_at_collectives(piece, builder.layout)
+            work[name] = cut_at_collectives(piece, builder.layout, shared)
             computations |= {part.name: export_traced(part) for part in work[name].pieces}
-    instructions = schedule(builder, cut, [work[name].instructions for name in names], clear=accumulate)
-    return computations, instructions, {n: a for item in work.values() for n, a in item.arenas.items()}
+    last = work[names[-1]]
+    instructions = schedule(
+        builder, cut, [work[name].instructions for name in names], last.closing, clear=accumulate
+    )
+    arenas = {n: a for item in work.values() for n, a in item.arenas.items()}
+    return computations, instructions, arenas, last.variables
 
 
 def _sharded(

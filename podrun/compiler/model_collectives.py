@@ -169,6 +169,13 @@ total_p = private_jax.new_primitive("folded_total")
 """``folded_total(x)``: the sum over all replicas of the program, once for a machine: its result has no leading axis.
 The compiler alone makes it, of sums in programs whose replicas share state; nothing differentiates it."""
 
+gather_p = private_jax.new_primitive("gather_parts")
+"""``gather_parts(part)``: the parts of all machines, end to end."""
+gather_p.def_abstract_eval(lambda part, *, machines: ShapedArray((part.shape[0] * machines,), part.dtype))
+sum_p = private_jax.new_primitive("sum_parts")
+"""``sum_parts(part)``: the sum of the parts of all machines, in order; float32."""
+sum_p.def_abstract_eval(lambda part: ShapedArray(part.shape, part.dtype))
+
 
 def _exchange(x: jax.Array, kind: ExchangeKind, groups: CollectiveGroups) -> Any:
     check_replica_groups(groups)

@@ -60,10 +60,12 @@ def schedule(
     builder: ChunkBuilder,
     chunks: Sequence[MicroBatchChunk],
     pieces: Sequence[Sequence[Instruction]],
+    closing: Sequence[Instruction] = (),
     *,
     clear: bool,
 ) -> tuple[tuple[Instruction, ...], ...]:
-    """Instructions per IPU; ``pieces[i]`` is the work of ``chunks[i]``. ``clear``: accumulators start at zero.
+    """Instructions per IPU; ``pieces[i]`` is the work of ``chunks[i]``, ``closing`` what comes after them. ``clear``:
+    accumulators start at zero.
 
     The numerical work of a replica is listed at its IPU 0; the others synchronise. (Sharding lists it per
     scope.)
@@ -85,6 +87,7 @@ def schedule(
     else:
         for index, group in enumerate(groups):
             work += update_instructions(index, group)
+    work += closing
     work += end_of_batch(builder)
     work += hand_over_updated(builder, 0)
     idle: tuple[Instruction, ...] = (Sync(SyncScope.HOST),)

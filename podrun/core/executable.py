@@ -135,6 +135,8 @@ class VariableRole(enum.Enum):
     """A streamed hyper-parameter (a non-const learning rate and the like). The host writes it between runs."""
     RANDOM_SEED = "random_seed"
     """The base random seed, uint32 ``[2]`` (high word, low word); the program advances it with every micro-batch."""
+    COMPUTED = "computed"
+    """A number that one piece computes in every batch for another one. The host has no use for it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,6 +108,8 @@ def _anchors(exported: ExportedProgram) -> Iterator[PopefAnchor]:
         VariableRole.RANDOM_SEED: (_INDEX["RandomSeedFromHost"], _INDEX["RandomSeedToHost"]),
     }
     for name, variable in executable.variables.items():
+        if variable.role is VariableRole.COMPUTED:
+            continue
         kind = AnchorDirection.INPUT if variable.role is VariableRole.SCALAR else AnchorDirection.BOTH
         form = _form(variable.host_spec)
         yield PopefAnchor(name, INPUT_HANDLE + name, form, bool(variable.rows), kind, programs[variable.role])

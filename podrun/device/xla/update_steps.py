@@ -2,12 +2,13 @@
 
 A piece that updates a machine's slice of the weights computes element by element. Read from its StableHLO, it is a list
 of additions, products and the like over registers (`native/updates.c`). XLA may compute a product and the sum that
-takes it with one rounding, where the processor can. StableHLO does not say so: there are two lists, and `UpdateSteps`
-of the one whose bits are the piece's are used (`podrun.device.program.fused_updates` compares them).
+takes it with one rounding, where the processor can. StableHLO does not say so: there are several lists, and the
+`UpdateSteps` whose bits are the piece's are used (`podrun.device.program.fused_updates` compares them).
 """
 
 from __future__ import annotations
 
+import enum
 import importlib
 import math
 from collections.abc import Mapping, Sequence
@@ -95,26 +96,37 @@ def update_steps(computation: Computation, gradient: int) -> list[UpdateSteps]:
         ir = mlir()
         with ir.Location.unknown():
             inline(ir, module)
-        readings = [_Reading(gradient, len(exported.in_avals), c).read(ir, module) for c in (True, False)]
-    return [steps for steps in readings if steps is not None]
+        count = len(exported.in_avals)
+        readings = [_Reading(gradient, count, c).read(ir, module) for c in Contraction]
+    return list(dict.fromkeys(steps for steps in readings if steps is not None))
+
+
+class Contraction(enum.Enum):
+    """Which products are one step with the sum that takes them, and round once."""
+
+    ALONE = "alone"
+    """Those with no other reader."""
+    ALL = "all"
+    """All, each with every sum that takes it."""
+    NONE = "none"
 
 
 @dataclass(slots=True)
 class _Reading:
-    """Translates a StableHLO module into steps. ``contracts``: a product and the sum that takes it are one step
-    that rounds once.
-    """
+    """Translates a StableHLO module into steps."""
 
     gradient: int
     arguments: int
-    contracts: bool
+    contracts: Contraction
     constants: list[float] = field(default_factory=list)
     steps: list[UpdateStep] = field(default_factory=list)
     of_value: dict[Any, int] = field(default_factory=dict)
     numbers: set[int] = field(default_factory=set)
     """Registers that hold one number for all elements."""
     divisors: range = range(0)
-    """Registers of constants; the one of a constant's reciprocal is ``reciprocals`` further."""
+    """Registers of constants; the one of a constant's reciprocal is ``reciprocals`` further. Behind all reciprocals
+    come the products of two constants or reciprocals.
+    """
     reciprocals: int = 0
 
     def read(self, ir: ModuleType, module: MlirModule) -> UpdateSteps | None:
@@ -130,6 +142,9 @@ class _Reading:
         self.reciprocals = len(self.constants)
         with np.errstate(all="ignore"):
             self.constants += [float(np.float32(1) / np.float32(c)) for c in self.constants]
+            self.constants += [
+                float(np.float32(a) * np.float32(b)) for a in self.constants for b in self.constants
+            ]
         order = [self.gradient, *vectors, *scalars]
         self.of_value = {block.arguments[at]: register for register, at in enumerate(order)}
         self.numbers = set(range(1 + len(vectors), len(order) + len(self.constants)))
@@ -173,14 +188,29 @@ class _Reading:
             return True
         if name not in _KINDS:
             return False
+        if name == "multiply":
+            operands = self._with_one_constant(*operands)
         register = 1 + max((*self.of_value.values(), *self.numbers))
         if number := self.numbers.issuperset(operands):
             self.numbers.add(register)
         self.of_value[result] = register
-        joined = self._joined(name, op, number=number) if self.contracts else None
+        joined = self._joined(name, op, number=number) if self.contracts is not Contraction.NONE else None
         a, b, c = joined[1:] if joined else (*operands, *[0] * (3 - len(operands)))
         self.steps.append((joined[0] if joined else _KINDS.index(name), register, a, b, c))
         return True
+
+    def _with_one_constant(self, left: int, right: int) -> list[int]:
+        """The operands of a product; of a product with a constant and another constant, XLA multiplies these first."""
+        first, count = self.divisors.start, 2 * self.reciprocals
+        constants = range(first, first + count)
+        for value, constant in ((left, right), (right, left)):
+            step = next((s for s in self.steps if s[:2] == (_MULTIPLY, value)), None)
+            if constant not in constants or step is None:
+                continue
+            for other, inner in (step[2:4], step[3:1:-1]):
+                if inner in constants:
+                    return [other, first + count + (inner - first) * count + constant - first]
+        return [left, right]
 
     def _joined(self, name: str, op: MlirOperation, *, number: bool) -> tuple[int, int, int, int] | None:
         """Kind and operands of a sum that takes a product with one rounding; XLA looks at the left operand first.
@@ -198,6 +228,7 @@ class _Reading:
         """The registers of the factors of a product that one operation takes. XLA computes numbers before it looks at
         elements."""
         register, alone = self.of_value[value], len(list(value.uses)) == 1
+        alone = alone or self.contracts is Contraction.ALL
         if not alone or (register in self.numbers and not number):
             return None
         return next((s[2:4] for s in self.steps if s[:2] == (_MULTIPLY, register)), None)
