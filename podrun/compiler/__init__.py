@@ -10,6 +10,7 @@ In the order in which data passes (`compile` runs the stages, `cache` keeps what
 * `segments`: which IPU and stage each operator belongs to, and the trace cut there.
 * `arenas`, `replica_groups`, `extra_state`: the variables that last from batch to batch.
 * `chunk` (with `fold`) and `update`: what a batch computes on all replicas of a machine; `export` makes it StableHLO.
+* `elementwise_updates`, `shared_updates`: updates that a program makes itself, by slices of arenas.
 * `chain`, `collective_cuts` (with `summed_products`), `schedule`: the instruction lists of the IPUs of a replica.
 * `cost`, `operator_balance`, `ipu_memory`, `memory_remedies`, `timeline`, `collective_times`, `update_cost`: modelled
   memory and time, and what would make a model fit. They read the same traces and change nothing.

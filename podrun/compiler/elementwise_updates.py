@@ -19,8 +19,9 @@ from jax.extend.core import JaxprEqn, Literal, Var
 
 from podrun.compiler.export import TracedPiece
 from podrun.compiler.model_collectives import sum_p
+from podrun.core.errors import present
 
-Params = Mapping[str, Any]
+Atom = Var | Literal
 ARITHMETIC: dict[str, Callable[..., Any]] = {
     "add": lambda _, a, b: a + b,
     "sub": lambda _, a, b: a - b,
@@ -279,7 +280,9 @@ class UpdateReader:
         own = Counter(self.results[name] for name in names if self.results[name] in moving)
         return outgoing != own
 
-    def reference(self, atom: Any, position: Mapping[str, int], steps: Mapping[Any, int]) -> Reference | None:
+    def reference(
+        self, atom: Atom, position: Mapping[str, int], steps: Mapping[Any, int]
+    ) -> Reference | None:
         """How a step names an operand; None for one that has to be a step before."""
         while True:
             if isinstance(atom, Literal):
@@ -296,7 +299,7 @@ class UpdateReader:
                 return ("step", steps[atom]) if atom in steps else None
             atom = passed[-1][1]
 
-    def source(self, atom: Any) -> Any:
+    def source(self, atom: Var) -> Var:
         """The variable whose elements another one hands on."""
         while passed := list(self._passed_on(self.makers[atom])):
             atom = passed[-1][1]
@@ -319,8 +322,8 @@ class _Writer:
         steps = [(e.primitive.name, str(e.params), operands) for e, operands in self.steps]
         return tuple(steps), tuple(self.results)
 
-    def _take(self, result: Any) -> Reference:
-        waiting = [result]
+    def _take(self, result: Var) -> Reference:
+        waiting: list[Any] = [result]
         while waiting:
             atom = waiting[-1]
             reference = self._reader.reference(atom, self._position, self._place)
@@ -337,8 +340,7 @@ class _Writer:
             self._place[source] = len(self.steps)
             self.steps.append((maker, tuple(r for r in operands if r is not None)))
         reference = self._reader.reference(result, self._position, self._place)
-        assert reference is not None
-        return reference
+        return present(reference, "a value that steps compute is that of a step")
 
 
 def _first_of_equal(cut: JaxprEqn, spread: JaxprEqn) -> bool:
@@ -364,9 +366,9 @@ def _connected(cones: Mapping[str, _Cone]) -> list[list[str]]:
     return [names for _, names in groups]
 
 
-def _axes(atom: Any) -> tuple[int, ...]:
-    return tuple(atom.aval.shape)
+def _axes(atom: Atom) -> tuple[int, ...]:
+    return tuple(getattr(atom.aval, "shape", ()))
 
 
-def _size(atom: Any) -> int:
+def _size(atom: Atom) -> int:
     return int(np.prod(_axes(atom), dtype=np.int64))

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax.numpy as jnp
+from jax.extend.core import JaxprEqn
 
 from podrun.compiler import jaxprs
 from podrun.compiler.arenas import ALIGNMENT, arena_size, members_of
@@ -142,7 +143,7 @@ class _Group:
         return PieceFunction(self.name, run, inputs, tuple(slices))
 
 
-def _bind_flat(equation: Any, operands: Sequence[Any]) -> Any:
+def _bind_flat(equation: JaxprEqn, operands: Sequence[Any]) -> Any:
     """An equation of arithmetic on slices: numbers among its operands may have been spread before."""
     axes = next((jnp.shape(operand) for operand in operands if jnp.ndim(operand)), ())
     return bind_equation(equation, [jnp.broadcast_to(jnp.asarray(operand), axes) for operand in operands])

@@ -27,6 +27,8 @@ ORDER = (
         "chunk",
         "update",
         "summed_products",
+        "elementwise_updates",
+        "shared_updates",
         "collective_cuts",
         "chain",
         "schedule",

@@ -72,6 +72,17 @@ def adaptive(w: Any, m: Any, v: Any, g: Any, rate: Any, scale: Any) -> Any:
     return w - rate * (m * scale) / (jnp.sqrt(v) + F32(1e-5)), m, -jnp.negative(v)
 
 
+def mean_descent(w: Any, g: Any, rate: Any) -> Any:
+    return (w - F32(0.001) * (g / F32(12)) * rate,)
+
+
+def mean_adaptive(w: Any, m: Any, v: Any, g: Any, rate: Any, part: Any) -> Any:
+    """The mean is read more than once: each sum that takes it may do so with one rounding."""
+    mean = g / F32(16)
+    m, v = m + (mean - m) * part, v + (mean * mean - v) * part
+    return w - m * rate / (jnp.sqrt(v) + F32(1e-5)), m, v
+
+
 def piece_of(pieces: PieceCache, function: Callable[..., Any], vectors: str, scalars: str = "rate") -> Piece:
     """A piece over slices by the letters of their names, ``g`` among them, and numbers."""
     names = {letter: f"arena_slice:{letter}" for letter in vectors}
@@ -89,6 +100,8 @@ def piece_of(pieces: PieceCache, function: Callable[..., Any], vectors: str, sca
         (sum_first, "wg", "rate"),
         (momentum, "wvg", "rate"),
         (adaptive, "wmvg", "rate scale"),
+        (mean_descent, "wg", "rate"),
+        (mean_adaptive, "wmvg", "rate part"),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )

@@ -94,9 +94,9 @@ def test_a_pipelined_estimator_learns(tmp_path: Path) -> None:
     assert "predictions (512, 2)" in output
 
 
-def launched(commands: Commands, *program: str | Path, instances: int = 2) -> str:
-    """What the instances of a program with four replicas print."""
-    options = ("--num-replicas", "4", "--num-instances", str(instances))
+def launched(commands: Commands, *program: str | Path, instances: int = 2, replicas: int = 4) -> str:
+    """What the instances of a program print."""
+    options = ("--num-replicas", str(replicas), "--num-instances", str(instances))
     home = {"XDG_CONFIG_HOME": str(commands.home)}
     done = commands.run(sys.executable, "-m", "podrun", *options, *program, timeout=300, env=home)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -109,9 +109,11 @@ def weights_of(output: str) -> list[np.ndarray]:
     return [np.frombuffer(bytes.fromhex(text), np.float32) for text in texts]
 
 
-def test_instances_give_the_bits_of_one_process(commands: Commands, tmp_path: Path) -> None:
-    alone = run("popdist_v1.py", cwd=tmp_path)
-    output = launched(commands, PROGRAMS / "popdist_v1.py")
+@pytest.mark.parametrize("replicas", [4, 8])
+def test_instances_give_the_bits_of_one_process(replicas: int, commands: Commands, tmp_path: Path) -> None:
+    """Of eight replicas, two machines update a slice of the weights each."""
+    alone = run("popdist_v1.py", str(replicas), cwd=tmp_path)
+    output = launched(commands, PROGRAMS / "popdist_v1.py", str(replicas), replicas=replicas)
     weights = re.findall(r"weights (\w+)", output)
     assert len(weights) == 2
     assert weights == re.findall(r"weights (\w+)", alone) * 2

@@ -189,8 +189,8 @@ class _Reading:
         if name not in _KINDS:
             return False
         if name == "multiply":
-            operands = self._with_one_constant(*operands)
-        register = 1 + max((*self.of_value.values(), *self.numbers))
+            operands = self._with_one_number(*operands)
+        register = self._new_register()
         if number := self.numbers.issuperset(operands):
             self.numbers.add(register)
         self.of_value[result] = register
@@ -199,18 +199,26 @@ class _Reading:
         self.steps.append((joined[0] if joined else _KINDS.index(name), register, a, b, c))
         return True
 
-    def _with_one_constant(self, left: int, right: int) -> list[int]:
-        """The operands of a product; of a product with a constant and another constant, XLA multiplies these first."""
+    def _with_one_number(self, left: int, right: int) -> list[int]:
+        """The operands of a product. Of a product with a constant and another number, XLA multiplies these first."""
         first, count = self.divisors.start, 2 * self.reciprocals
-        constants = range(first, first + count)
-        for value, constant in ((left, right), (right, left)):
+        for value, number in ((left, right), (right, left)):
             step = next((s for s in self.steps if s[:2] == (_MULTIPLY, value)), None)
-            if constant not in constants or step is None:
+            if number not in self.numbers or step is None or value in self.numbers:
                 continue
-            for other, inner in (step[2:4], step[3:1:-1]):
-                if inner in constants:
-                    return [other, first + count + (inner - first) * count + constant - first]
+            for other, constant in (step[2:4], step[3:1:-1]):
+                place = constant - first
+                if constant in range(first, first + count) and number in range(first, first + count):
+                    return [other, first + count + place * count + number - first]
+                if constant in range(first, first + len(self.constants)):
+                    product = self._new_register()
+                    self.numbers.add(product)
+                    self.steps.append((_MULTIPLY, product, number, constant, 0))
+                    return [other, product]
         return [left, right]
+
+    def _new_register(self) -> int:
+        return 1 + max((*self.of_value.values(), *self.numbers))
 
     def _joined(self, name: str, op: MlirOperation, *, number: bool) -> tuple[int, int, int, int] | None:
         """Kind and operands of a sum that takes a product with one rounding; XLA looks at the left operand first.

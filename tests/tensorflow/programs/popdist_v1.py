@@ -1,4 +1,9 @@
-"""Two instances of version 1: each has half of the replicas and of the data; gradients are averaged over all."""
+"""Two instances of version 1: each has half of the replicas and of the data; gradients are averaged over all.
+
+The argument is the number of replicas.
+"""
+
+import sys
 
 import numpy as np
 import popdist
@@ -7,6 +12,7 @@ import tensorflow as tf
 from tensorflow.python import ipu
 from tensorflow.python.ipu import horovod as hvd
 
+replicas = int(sys.argv[1])
 config = ipu.config.IPUConfig()
 if popdist.isPopdistEnvSet():
     hvd.init()
@@ -17,13 +23,13 @@ if popdist.isPopdistEnvSet():
         popdist.getNumLocalReplicas(),
     )
 else:
-    config.auto_select_ipus = 4
-    instances, index, local = 1, 0, 4
+    config.auto_select_ipus = replicas
+    instances, index, local = 1, 0, replicas
 config.configure_ipu_system()
 
 random = np.random.RandomState(0)
 steps = 8
-points = random.rand(steps, 4, 8, 5).astype(np.float32)
+points = random.rand(steps, replicas, 8, 5).astype(np.float32)
 targets = points.sum(-1, keepdims=True).astype(np.float32)
 own = slice(index * local, (index + 1) * local)
 data = tuple(v[:, own].reshape(-1, *v.shape[2:]) for v in (points, targets))
