@@ -158,9 +158,16 @@ class Context(Protocol):
         """The value of input ``index`` if it happens to be known while tracing without fixing anything, else None."""
 
     def run(
-        self, graph: OperatorGraph, inputs: Sequence[Any], iteration: int | jax.Array | None = None
+        self,
+        graph: OperatorGraph,
+        inputs: Sequence[Any],
+        iteration: int | jax.Array | None = None,
+        *,
+        by_name: bool = False,
     ) -> tuple[Any, ...]:
-        """Run a subgraph attribute on arrays; it also sees the tensors around the node. Returns its outputs."""
+        """Run a subgraph attribute on arrays; it also sees the tensors around the node. Returns its outputs.
+        ``by_name``: copies of a node in several such subgraphs draw the same random numbers.
+        """
 
     def state_update(self, index: int, output: int) -> None:
         """Say that input ``index``, if it is a parameter, is replaced by ``output`` after each micro-batch."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,6 +45,8 @@ class TraceSession:
     """Set iff operators are limited to what a front end's SDK accepts, and have its meaning."""
     tap: Callable[[str, Any], Any] | None = None
     """Called on every tensor of the main graph as it is made; returns the tensor that its consumers read."""
+    key: Callable[[], Any] | None = None
+    """Gives the random key of the graph that is being run, or of the one around it if that draws by names."""
 
 
 Environment = dict[str, TracedTensor]
@@ -117,7 +120,12 @@ class NodeContext:
             self.session.state_updates[self.node.inputs[index]] = self.node.outputs[output]
 
     def run(
-        self, graph: OperatorGraph, inputs: Sequence[Any], iteration: int | jax.Array | None = None
+        self,
+        graph: OperatorGraph,
+        inputs: Sequence[Any],
+        iteration: int | jax.Array | None = None,
+        *,
+        by_name: bool = False,
     ) -> tuple[Any, ...]:
         if len(inputs) != len(graph.inputs):
             raise UsageError(
@@ -135,7 +143,7 @@ class NodeContext:
 
         tap, self.session.tap = self.session.tap, None
         try:
-            run_graph(graph, inner, self.session, key)
+            run_graph(graph, inner, self.session, key, by_name=by_name)
         finally:
             self.session.tap = tap
         missing = [o for o in graph.outputs if o not in inner]
@@ -176,16 +184,25 @@ def run_graph(
     key: Callable[[], Any],
     *,
     at_once: bool = False,
+    by_name: bool = False,
 ) -> None:
-    """Run all nodes of a graph in order; their outputs enter ``environment``. ``key()`` gives the graph's
-    random key; ``at_once``: the keys of its random nodes are made together, which compiles faster.
+    """Run all nodes of a graph in order; their outputs enter ``environment``. ``key()`` gives the graph's random key;
+    ``at_once``: the keys of its random nodes are made together, which compiles faster; ``by_name``: a node's key is
+    that of its label in the graph around, so that copies of a node in several such graphs draw the same.
     """
     random: list[int] = []
     if at_once:
         random = [i for i, node in enumerate(graph.nodes) if session.operators.lookup(node).random]
     keys = _folded_together(key(), random) if len(random) > 1 else {}
-    for index, node in enumerate(graph.nodes):
-        trace_node(node, environment, session, keys.get(index) or functools.partial(_folded, key, index))
+    around = session.key
+    session.key = base = around if by_name and around is not None else key
+    try:
+        for index, node in enumerate(graph.nodes):
+            number = np.uint32(zlib.crc32(node.label.encode())) if by_name else index
+            own = keys.get(index) or functools.partial(_folded, base, number)
+            trace_node(node, environment, session, own)
+    finally:
+        session.key = around
 
 
 def _folded_together(key: jax.Array, indices: Sequence[int]) -> dict[int, Callable[[], Any]]:
@@ -200,7 +217,7 @@ def _folded_together(key: jax.Array, indices: Sequence[int]) -> dict[int, Callab
     return {index: functools.partial(row, place) for place, index in enumerate(indices)}
 
 
-def _folded(key: Callable[[], Any], index: int) -> Any:
+def _folded(key: Callable[[], Any], index: int | np.uint32) -> Any:
     return jax.random.fold_in(key(), index)
 
 

@@ -175,3 +175,53 @@ def test_what_comes_after_a_loop_with_an_outfeed_may_need_constants(ipu: Any) ->
     with ipu.ipu_strategy.IPUStrategyV1().scope() as strategy:
         assert strategy.run(total, args=[tf.constant(2.0), tf.constant(3)]).numpy() == 2 * (6 + 7) + 4
     assert outfeed.dequeue().numpy()[:, 0].tolist() == [2, 4, 6]
+
+
+def test_two_gradients_of_one_loop_have_one_mask(ipu: Any) -> None:
+    """Random numbers in loops and branches are the same for the values and for all gradients."""
+    import tensorflow as tf
+
+    weight = tf.Variable(tf.ones([64]))
+
+    def masked() -> Any:
+        return weight * tf.cast(tf.random.uniform([64]) > 0.5, tf.float32)
+
+    @tf.function
+    def gradients() -> Any:
+        with tf.GradientTape(persistent=True) as tape:
+            total = tf.cond(weight[0] > 0.0, masked, lambda: weight)
+            for _ in tf.range(2):
+                total += masked()
+            once, twice = tf.reduce_sum(total), tf.reduce_sum(2.0 * total)
+        return total, tape.gradient(once, weight), tape.gradient(twice, weight)
+
+    with ipu.ipu_strategy.IPUStrategyV1().scope() as strategy:
+        total, once, twice = (np.array(value) for value in strategy.run(gradients))
+    assert set(total.tolist()) == {0, 1, 2, 3}
+    np.testing.assert_array_equal(once, total)
+    np.testing.assert_array_equal(twice, 2 * total)
+
+
+def test_a_gradient_function_may_contain_its_own_function(ipu: Any) -> None:
+    """Derivatives of three orders; a fourth is refused."""
+    import tensorflow as tf
+
+    @tf.custom_gradient
+    def growing(x: Any) -> Any:
+        return tf.exp(2.0 * x), lambda gradient: gradient * 2.0 * growing(x)
+
+    def derivative(function: Any, order: int) -> Any:
+        def derived(x: Any) -> Any:
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = function(x)
+            return tape.gradient(y, x)
+
+        return function if order == 0 else derivative(derived, order - 1)
+
+    with ipu.ipu_strategy.IPUStrategyV1().scope() as strategy:
+        for order in (1, 3):
+            own = strategy.run(tf.function(derivative(growing, order)), args=[tf.constant(0.5)])
+            np.testing.assert_allclose(own, 2.0**order * np.exp(1.0), rtol=1e-6)
+        with pytest.raises(UnsupportedError, match="too often"):
+            strategy.run(tf.function(derivative(growing, 4)), args=[tf.constant(0.5)])

@@ -82,10 +82,12 @@ def reads_as(*types: str) -> Callable[[Reader], Reader]:
 class Importer:
     """Reads one graph, and the functions that it calls, into ``builder``."""
 
-    def __init__(self, builder: GraphBuilder) -> None:
-        self.builder = builder
+    def __init__(self, builder: GraphBuilder, around: Importer | None = None) -> None:
+        self.builder, self.around = builder, around
         self.values: dict[str, Value] = {}
         """The values of the graph that is being read."""
+        self.reading: list[tuple[FunctionGraph, dict[str, Value]]] = []
+        """The graphs that are being read, the innermost last, and their values."""
 
     def read(
         self,
@@ -100,6 +102,7 @@ class Importer:
         """
         outer, self.values = self.values, dict(inputs)
         values = self.values
+        self.reading.append((graph, values))
         needed = needed_operations([*(r.op for r in results), *effects], done)
         places = places_in(graph)
         for operation in graph.get_operations():
@@ -110,7 +113,27 @@ class Importer:
                 outputs = self.operation(operation, arguments)
             values.update((t.name, v) for t, v in zip(operation.outputs, outputs, strict=True))
         self.values = outer
+        self.reading.pop()
         return [values[r.name] for r in results]
+
+    def value_in(self, tensor: tf.Tensor) -> Value:
+        """The value of a tensor of a graph that is being read, here or around. UnsupportedError if it has none."""
+        importer: Importer | None = self
+        while importer is not None:
+            for graph, values in reversed(importer.reading):
+                if graph is tensor.graph and tensor.name in values:
+                    return values[tensor.name]
+            importer = importer.around
+        if tensor.name in self.values:
+            return self.values[tensor.name]
+        raise UnsupportedError(
+            f"A gradient function of the program reads '{tensor.name}', which has no value where it runs."
+        )
+
+    @property
+    def depth(self) -> int:
+        """How many gradient functions are being read around."""
+        return 0 if self.around is None else self.around.depth + 1
 
     @contextlib.contextmanager
     def _at(self, place: Place | None) -> Iterator[None]:

@@ -89,6 +89,10 @@ def _is_initialized(importer: Importer, operation: tf.Operation, inputs: list[Va
     return [importer.builder.constant(True)]
 
 
+MOST_DERIVATIVES = 3
+"""Of how high an order derivatives pass through a gradient that a program overrides: it may contain itself."""
+
+
 def backward_of(operation: tf.Operation) -> Callable[[Importer], dict[str, Any]]:
     """What reads the backward function of an ``IdentityN`` whose gradient a program overrides: attributes of the node
     ``CustomGradient``. Inputs without a gradient (the results themselves) have no position.
@@ -97,6 +101,8 @@ def backward_of(operation: tf.Operation) -> Callable[[Importer], dict[str, Any]]
     function = private_module("framework.ops").gradient_registry.lookup(name)
 
     def read(importer: Importer) -> dict[str, Any]:
+        if importer.depth == MOST_DERIVATIVES:
+            return {"backward": None, "positions": ()}
         with operation.graph.as_default():
             graph = _FuncGraph(f"{operation.name}/backward")
         with graph.as_default():
@@ -109,8 +115,8 @@ def backward_of(operation: tf.Operation) -> Callable[[Importer], dict[str, Any]]
         names = [builder.unique("incoming") for _ in incoming]
         inputs: dict[str, Value] = {t.name: n for t, n in zip(incoming, names, strict=True)}
         for outer, inner in graph.captures:
-            inputs[inner.name] = importer.values[outer.name]
-        outputs = [str(v) for v in Importer(builder).read(graph, inputs, gradients)]
+            inputs[inner.name] = importer.value_in(outer)
+        outputs = [str(v) for v in Importer(builder, importer).read(graph, inputs, gradients)]
         builder.nodes = trimmed(builder.nodes, outputs)
         return {"backward": builder.graph(names, outputs, {}, {}), "positions": positions}
 

@@ -35,7 +35,7 @@ def _differentiate(ctx: Context, node: Node, *inputs: Array) -> tuple[Array, ...
 
     def forward(*values: Array) -> tuple[list[Array], list[Array]]:
         with tracing_gradients():
-            results = [jnp.asarray(r) for r in ctx.run(node["graph"], values)]
+            results = [jnp.asarray(r) for r in ctx.run(node["graph"], values, by_name=True)]
         return results[:targets], results[targets:]
 
     with _counting_loops():
@@ -79,6 +79,8 @@ def _custom_gradient(ctx: Context, node: Node, *inputs: Array) -> tuple[Array, .
     ones, which it may clip or compare; the others have none.
     """
     graph, positions = node["backward"], node["positions"]
+    if graph is None:
+        return _not_differentiated([jnp.asarray(x) for x in inputs])
     tensors = {name: ctx.environment[name] for name in sorted(graph.captures())}
     outside = {name: jnp.asarray(tensor.operand) for name, tensor in tensors.items() if not tensor.at_hand}
     backward = replace(graph, inputs=(*graph.inputs, *outside))
@@ -104,6 +106,22 @@ def _custom_gradient(ctx: Context, node: Node, *inputs: Array) -> tuple[Array, .
 
     same.defvjp(forward, pull)
     return same([jnp.asarray(x) for x in inputs], list(outside.values()))
+
+
+@jax.custom_vjp
+def _not_differentiated(values: list[Array]) -> ArrayTuple:
+    """The values. UnsupportedError where a gradient passes through them."""
+    return tuple(values)
+
+
+def _refuse_derivative(kept: None, incoming: ArrayTuple) -> tuple[Array, ...]:
+    raise UnsupportedError(
+        "A program differentiates a function with a gradient of its own (tf.custom_gradient) too often.",
+        hint="Write the derivative of higher order with operations of TensorFlow.",
+    )
+
+
+_not_differentiated.defvjp(lambda values: (tuple(values), None), _refuse_derivative)
 
 
 @computes("Branch", attributes="branches", random=True)
