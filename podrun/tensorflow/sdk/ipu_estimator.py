@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from podrun.tensorflow.capture.markers import marked
 from podrun.tensorflow.capture.program_graphs import FunctionGraph
+from podrun.tensorflow.execution.device_table import DEVICES
 from podrun.tensorflow.graph.importer import function_graph
 from podrun.tensorflow.sdk import ipu_compiler
 from podrun.tensorflow.sdk.estimator_parts import (
@@ -287,13 +288,13 @@ class _DeviceCall:
         replicas = self.estimator.config.ipu_run_config.num_replicas
         with tf.control_dependencies([run]):
             if self.mode == ModeKeys.PREDICT:
-                predictions = tf.nest.map_structure(lambda t: batches_of(t, replicas), self.others.dequeue())
+                predictions = tf.nest.map_structure(lambda t: batches_of(t, replicas), _dequeued(self.others))
                 return SessionPlan({"predictions": predictions}, first, hooks)
-            loss = tf.reduce_mean(self.losses.dequeue())
+            loss = tf.reduce_mean(_dequeued(self.losses))
             if self.mode == ModeKeys.TRAIN:
                 train = tf.group(loss, *self._host_call())
                 return SessionPlan({"train": train, "loss": loss}, first, hooks, iterations)
-            left = self.others.dequeue()
+            left = _dequeued(self.others)
         metrics = getattr(spec, "eval_metrics", None)
         if metrics is None:
             values = {key: value[-1] if replicas == 1 else value[-1, -1] for key, value in left.items()}
@@ -308,10 +309,19 @@ class _DeviceCall:
         if host_call is None:
             return []
         with tf.device("/device:CPU:0"):
-            result = host_call[0](*([value[0] for value in self.others.dequeue()] if host_call[1] else ()))
+            result = host_call[0](*([value[0] for value in _dequeued(self.others)] if host_call[1] else ()))
         if not isinstance(result, (tf.Tensor, tf.Variable, tf.Operation)):
             raise TypeError(f"`host_call` return value must be Operation or Tensor, given: {result}")
         return [result]
+
+
+def _dequeued(queue: IPUOutfeedQueue) -> Any:
+    """What a run gave to a queue. A run that only compiles gives nothing, in whose place there are zeros."""
+    if DEVICES.connection != "PRE_COMPILE":
+        return queue.dequeue()
+    return tf.nest.map_structure(
+        lambda t: tf.concat([t, tf.zeros([1, *t.shape[1:]], t.dtype)], 0), queue.dequeue()
+    )
 
 
 def host_metrics(
