@@ -81,6 +81,8 @@ def _root() -> types.ModuleType:
             raise NotImplementedError(f"podrun does not have ipu.{name}: {REFUSED[name]}")
         if name == "outlined_function":
             return getattr(importlib.import_module(_SDK + "replica_ops"), name)
+        if name == "function":  # The module of this name holds it too.
+            return importlib.import_module(_SDK + "ipu_compiler").ipu_function
         if name in MODULES or name in ("ops", "keras", "rnn_ops"):
             return importlib.import_module(f"{ROOT}.{name}")
         raise AttributeError(f"module 'tensorflow.python.ipu' has no attribute {name!r}")
@@ -101,6 +103,12 @@ def _library_operations(module: str) -> Mapping[str, Any]:
     if module in ("gen_sendrecv_ops", "gen_pop_datastream_ops", "gen_popnn_ops"):
         own = importlib.import_module(_SDK + "library_operations").BY_MODULE[module]
         return {operation.__name__: operation for operation in own}
+    if module == "gen_application_runtime":
+        source = importlib.import_module(_SDK + "embedded_runtime")
+        return {
+            "application_runtime": source.application_runtime,
+            "application_call": source.application_call,
+        }
     if module == "config_pb2":
         return dict(importlib.import_module(_SDK + "config").MESSAGE_ENUMERATIONS)
     if module not in ("gen_poprand_ops", "gen_popops_ops"):
@@ -113,6 +121,10 @@ def _messages(module: str) -> dict[str, object]:
     if module == "threestate_pb2":
         states = importlib.import_module(_SDK + "pipeline_rules").ThreeState
         return {**states.__members__, "ThreeState": states}
+    if module == "backend_config_pb2":
+        messages = importlib.import_module(_SDK + "config_messages")
+        kinds = {"FrontendAttributeId": messages.FrontendAttributeId, "MLType": messages.MLType}
+        return kinds | {name: member for kind in kinds.values() for name, member in kind.__members__.items()}
     if module == "trace_pb2":
         events = importlib.import_module("podrun.tensorflow.execution.trace_events")
         return {"IpuTraceEvent": events.IpuTraceEvent}

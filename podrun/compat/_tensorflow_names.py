@@ -8,6 +8,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "scopes": ("scopes",),
     "loops": ("loops",),
     "ipu_compiler": ("ipu_compiler",),
+    "function": ("ipu_compiler",),
     "ipu_infeed_queue": ("ipu_infeed_queue",),
     "ipu_outfeed_queue": ("ipu_outfeed_queue",),
     "ipu_strategy": ("ipu_strategy",),
@@ -78,6 +79,7 @@ _COLLECTIVES = {
 }
 NAMES: dict[str, dict[str, str]] = {
     "loops": {"repeat": "repeat_loop"},
+    "function": {"function": "ipu_function"},
     "f8_ops": {"Format": "EightBitFormat"},
     "test_utils": {
         "test_uses_ipus": "uses_ipus",

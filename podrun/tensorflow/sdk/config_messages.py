@@ -12,6 +12,56 @@ from types import SimpleNamespace
 from typing import Any
 
 
+class MessageEnumeration(IntEnum):
+    """An enumeration of messages, whose members are asked for by name and by number."""
+
+    @classmethod
+    def Name(cls, number: int) -> str:
+        """The name of a number."""
+        return cls(number).name
+
+    @classmethod
+    def Value(cls, name: str) -> int:
+        """The number of a name."""
+        return int(cls[name])
+
+
+class FrontendAttributeId(MessageEnumeration):
+    """What the compiler reads of operations: the keys of `podrun.tensorflow.sdk.scopes.frontend_attribute`."""
+
+    STOCHASTIC_ROUNDING = 0
+    CALL_CONFIG_TYPE = 1
+    PARTIALS_TYPE = 2
+    GRADIENT_ACCUMULATION_COUNT = 3
+    PIPELINE_STAGE_ID = 4
+    PIPELINE_REPEAT_COUNT = 5
+    PIPELINE_SCHEDULE = 6
+    PIPELINE_POPLAR_CONFIG = 7
+    OFFLOAD_WEIGHT_UPDATE_VARIABLES = 8
+    NUM_BATCHES_TO_ACCUMULATE = 9
+    ML_TYPE = 10
+    OPTION_FLAGS = 11
+    PIPELINE_BATCH_SERIALIZATION_ITERATIONS = 12
+    PARTITION_OFFLOADED_WEIGHT_UPDATE_VARIABLES = 13
+    OFFLOAD_ACTIVATIONS = 14
+    OFFLOAD_GRADIENT_ACCUMULATION_BUFFERS = 15
+    PARTITION_VARIABLES = 16
+    OFFLOAD_VARIABLES = 17
+    RECOMPUTATION_MODE = 18
+    UNIQUE_SHARDING = 19
+    KEEP_INPUT_LAYOUTS = 20
+
+
+class MLType(MessageEnumeration):
+    """What a product or convolution is for."""
+
+    NONE = 0
+    INFERENCE_FWD = 1
+    TRAINING_FWD = 2
+    TRAINING_BWD = 3
+    TRAINING_WU = 4
+
+
 def _same(value: object) -> object:
     return value.value if isinstance(value, Enum) else value
 

@@ -22,11 +22,19 @@ from podrun.core.errors import UnsupportedError, UsageError
 from podrun.serving.compiler import ServedModel
 from podrun.serving.runner import ModelRunner
 from podrun.serving.runtime.config import OFF
+from podrun.tensorflow.capture.markers import REFERENCES, mark, reference
 from podrun.tensorflow.capture.program_graphs import IpuGraph, parameter, trace
-from podrun.tensorflow.execution.host_program import HostProgram, feed_types
+from podrun.tensorflow.execution.host_program import (
+    HostProgram,
+    ProgramPart,
+    fed_names,
+    feed_types,
+    input_key,
+)
 from podrun.tensorflow.execution.launching import read_handle, value_tensor
+from podrun.tensorflow.execution.queue_loops import main_loop
 from podrun.tensorflow.graph.structure import leaving
-from podrun.tensorflow.sdk.served_programs import ServedStep, write_program_file
+from podrun.tensorflow.sdk.served_programs import ServedArguments, ServedStep, write_program_file
 
 
 def experimental_application_compile_op(
@@ -36,20 +44,27 @@ def experimental_application_compile_op(
     freeze_variables: bool = False,
     name: str | None = None,
 ) -> tf.Tensor:
-    """The name of the file to which ``func`` is compiled: a string tensor. UsageError for a function without a loop
-    that takes from an infeed and gives to an outfeed.
+    """The name of the file to which ``func`` is compiled: a string tensor. A function without queues has its inputs and
+    results as those of the file. UsageError for one with an infeed or an outfeed alone, and for one without results.
     """
     values = [tf.convert_to_tensor(v) for v in inputs or ()]
     graph = IpuGraph("application", 0, automatic=tf.executing_eagerly())
     parameters = [parameter(graph, v, f"input_{i}") for i, v in enumerate(values)]
-    outcome = trace(graph, func, parameters)
-    effects = [r for r in tf.nest.flatten(outcome) if isinstance(r, tf.Operation)]
-    effects += [t.op for t in tf.nest.flatten(outcome) if isinstance(t, tf.Tensor)]
-    graph.inputs = [*parameters, *(inner for _, inner in graph.captures)]
-    program = HostProgram(graph, [], [*effects, *graph.control_outputs])
-    if program.loop is None or not program.step.infeeds or not leaving(program.step.outfeeds):
+    outcome = tf.nest.flatten(trace(graph, func, parameters))
+    effects = [r for r in outcome if isinstance(r, tf.Operation)]
+    effects += [t.op for t in outcome if isinstance(t, tf.Tensor)]
+    captured = [inner for _, inner in graph.captures]
+    graph.inputs = [*parameters, *captured]
+    effects += graph.control_outputs
+    results = [t for t in outcome if isinstance(t, tf.Tensor)]
+    if main_loop(graph) is None and results:
+        program, values = _fed_program(graph, parameters, results, effects), []
+    else:
+        program = HostProgram(graph, [], effects)
+    if not program.step.infeeds or not leaving(program.step.outfeeds):
         raise UsageError(
-            "experimental_application_compile_op takes a loop that takes from an infeed and gives to an outfeed.",
+            "experimental_application_compile_op takes a function with inputs and results, or a loop that takes from "
+            "an infeed and gives to an outfeed.",
             hint="return ipu.loops.repeat(iterations, body, infeed_queue=infeed), with outfeed.enqueue in body",
         )
     path = output_path or os.path.join(tempfile.mkdtemp(), "application.poplar_exec")
@@ -71,6 +86,28 @@ def experimental_application_compile_op(
     if tf.executing_eagerly():
         return tf.constant(compile_now(*(read_handle(t) for t in outer)).item())
     return tf.numpy_function(compile_now, [value_tensor(t) for t in outer], tf.string, name=name)
+
+
+def _fed_program(
+    graph: IpuGraph,
+    parameters: Sequence[tf.Tensor],
+    results: Sequence[tf.Tensor],
+    effects: Sequence[tf.Operation],
+) -> HostProgram:
+    """The program of a function that takes its parameters from a queue, and gives its results to another one."""
+    with graph.as_default():
+        (given,) = mark(
+            "enqueue", results, [tf.TensorSpec([], tf.bool)], stateful=True, queue=reference(None)
+        )
+    queue = reference(None)
+    captured = graph.inputs[len(parameters) :]
+    keys = [input_key(tensor, place) for place, tensor in enumerate(captured)]
+    part = ProgramPart(0, captured, keys, fed=parameters, queue=queue)
+    program = HostProgram(graph, [], [*effects, given.op], part=part)
+    specs = dict(zip(fed_names(queue, len(parameters)), parameters, strict=True))
+    used = program.step.infeeds.get(queue, [])
+    REFERENCES[queue] = ServedArguments([tf.TensorSpec(specs[n].shape, specs[n].dtype) for n in used], used)
+    return program
 
 
 _STARTUP = "podrun.tensorflow.startup"
@@ -219,6 +256,36 @@ def embedded_runtime_start_and_call(
 ) -> list[tf.Tensor]:
     """Start the program if it has not been started, and call it."""
     return embedded_runtime_call(inputs, embedded_runtime_start(executable_file, startup_inputs, name))
+
+
+def application_runtime(
+    inputs: Sequence[Any],
+    filename: str | bytes | tf.Tensor,
+    engine_name: str,
+    timeout_us: float | None = None,
+    name: str | None = None,
+) -> tf.Operation | None:
+    """Start the program in a file. Returns an operation, which `application_call` waits for, as programs write it."""
+    embedded_runtime_start(filename, list(inputs), engine_name, timeout_us)
+    return None if tf.executing_eagerly() else tf.no_op(name=name)
+
+
+def application_call(
+    infeeds: Sequence[Any], outfeed_types: Sequence[tf.DType], engine_name: str, name: str | None = None
+) -> list[tf.Tensor]:
+    """The outputs of a program that `application_runtime` started. UsageError for one that it did not start, or that
+    has outputs of other types.
+    """
+    if engine_name not in _contexts:
+        raise UsageError(
+            f"No application runtime {engine_name!r} was started.",
+            hint=f'gen_application_runtime.application_runtime(inputs=[], filename=..., engine_name="{engine_name}")',
+        )
+    outputs = embedded_runtime_call(infeeds, _contexts[engine_name])
+    own, asked = [t.dtype for t in outputs], [tf.as_dtype(kind) for kind in outfeed_types]
+    if own != asked:
+        raise UsageError(f"The program of {engine_name!r} gives {own}, not {asked}.")
+    return outputs
 
 
 def embedded_runtime_stop(context: EmbeddedContext) -> NoReturn:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -80,6 +81,37 @@ def _compiled(outer: tf.Graph, computation: Callable[..., Any], inputs: Any) -> 
     if isinstance(outcome, (list, tuple, dict)) and any(isinstance(o, (list, tuple, dict)) for o in outcome):
         return tf.nest.pack_sequence_as([o for o in outcome if not isinstance(o, tf.Operation)], launched)
     return launched
+
+
+def ipu_function(
+    func: Callable[..., Any] | None = None,
+    input_signature: Sequence[tf.TensorSpec] | None = None,
+    autograph: bool = True,
+    ipu_device: str = "/device:IPU:0",
+    experimental_implements: str | None = None,
+    experimental_autograph_options: object = None,
+    experimental_relax_shapes: bool = False,
+) -> Callable[..., Any]:
+    """A ``tf.function`` that runs on an IPU wherever it is called, as a decorator with or without arguments."""
+
+    def decorated(inner: Callable[..., Any]) -> Callable[..., Any]:
+        own = tf.function(
+            inner,
+            input_signature=input_signature,
+            autograph=autograph,
+            reduce_retracing=experimental_relax_shapes,
+            experimental_implements=experimental_implements,
+            experimental_autograph_options=experimental_autograph_options,
+        )
+
+        @functools.wraps(inner)
+        def call(*args: object, **kwargs: object) -> object:
+            with tf.device(ipu_device):
+                return own(*args, **kwargs)
+
+        return call
+
+    return decorated if func is None else decorated(func)
 
 
 @contextlib.contextmanager

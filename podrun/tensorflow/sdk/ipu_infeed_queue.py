@@ -17,6 +17,8 @@ from podrun.tensorflow.execution.launching import SESSIONS, raising_itself
 _SUPPORTED = {"float32", "float16", "int32", "bool", "int8", "uint8", "uint32", "uint16", "int16"}
 LONGEST_ROW = 32
 """Most elements that one call draws: TensorFlow warns of iterators with more operations."""
+_OLD_ORDER = ("replication_factor", "data_to_prefetch", "prefetch_depth")
+"""The arguments that stood behind the ordinal while a name stood before it."""
 _OLD = {"feed_name", "replication_factor", "data_to_prefetch", "optimise_latency"}
 
 
@@ -36,14 +38,18 @@ def _on_host(dataset: tf.data.Dataset) -> Any:
 
 class IPUInfeedQueue:
     """A dataset as a queue. Behind it stand the device's ordinal and ``prefetch_depth``, the elements that are drawn
-    ahead, 1 to 255. A name, which stood before the ordinal until SDK 2.3, is what messages call the queue.
+    ahead, 1 to 255. A name, which stood before the ordinal until SDK 2.3, is what messages call the queue; behind
+    it and the ordinal stood ``replication_factor`` and ``data_to_prefetch``, which have no effect.
     """
 
     def __init__(self, dataset: tf.data.Dataset, *names_and_options: Any, **options: Any) -> None:
         name = options.get("feed_name")
         if names_and_options and isinstance(names_and_options[0], str):
             name, *rest = names_and_options
-            names_and_options = tuple(rest)
+            names_and_options = tuple(rest[:1])
+            options = dict(zip(_OLD_ORDER, rest[1:], strict=False)) | options
+            if len(rest) > 1 + len(_OLD_ORDER):
+                raise TypeError(f"IPUInfeedQueue takes {3 + len(_OLD_ORDER)} arguments, not {2 + len(rest)}.")
         self._set_options(*names_and_options, **options)
         self.dataset = dataset
         self.structure = dataset.element_spec

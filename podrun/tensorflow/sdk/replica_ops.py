@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import tensorflow as tf
@@ -161,7 +162,40 @@ def _convert_to_list(values: Any) -> list[Any]:
 def ipu_multi_conv(
     func: Callable[..., Any] | None = None, options: Mapping[str, str] | None = None
 ) -> Callable[..., Any]:
-    """The function itself. TypeError for options that are no dictionary."""
+    """The function itself, whose convolutions must not depend on each other: FailedPreconditionError. TypeError for
+    options that are no dictionary.
+    """
     if options is not None and not isinstance(options, dict):
         raise TypeError("Poplar options need to be a dictionary.")
-    return func if func is not None else (lambda function: function)
+
+    def decorated(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(*args: object, **kwargs: object) -> object:
+            if not in_program():
+                return function(*args, **kwargs)
+            graph: tf.Graph = tf.compat.v1.get_default_graph()
+            before = len(graph.get_operations())
+            results = function(*args, **kwargs)
+            _check_independent(graph.get_operations()[before:])
+            return results
+
+        return call
+
+    return decorated if func is None else decorated(func)
+
+
+def _check_independent(operations: Sequence[tf.Operation]) -> None:
+    """FailedPreconditionError if a convolution among the operations depends on another one."""
+    behind: set[tf.Operation] = set()
+    for operation in operations:
+        depends = any(t.op in behind for t in operation.inputs)
+        convolves = operation.type.startswith(("Conv2D", "Conv3D", "DepthwiseConv2d"))
+        if depends and convolves:
+            raise tf.errors.FailedPreconditionError(
+                None,
+                operation,
+                "A MultiConvolution operation requires all convolutions to be independent of each other, however a "
+                f"data dependency was detected for {operation.name}.",
+            )
+        if depends or convolves:
+            behind.add(operation)

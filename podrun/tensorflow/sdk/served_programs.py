@@ -44,7 +44,7 @@ StepSignature = Sequence[tf.TensorSpec]
 
 
 @dataclass(frozen=True)
-class _Arguments:
+class ServedArguments:
     """The inputs of a served program: a queue to the reader of graphs."""
 
     flat_specs: Sequence[tf.TensorSpec]
@@ -80,7 +80,7 @@ def read_served_step(
     """Trace ``step`` with its variables as they are. ValueError for another number of ``output_names`` than outputs."""
     import_jax()
     names = [spec.name or f"input_{place}" for place, spec in enumerate(signature)]
-    queue = reference(_Arguments(signature, names))
+    queue = reference(ServedArguments(signature, names))
     graph = IpuGraph("served", 0, automatic=True)
 
     def served() -> Any:

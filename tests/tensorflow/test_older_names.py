@@ -1,0 +1,114 @@
+"""Names of older SDKs, and of the libraries below the public modules."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from podrun.core.errors import UsageError
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed"
+)
+LIBRARY = "tensorflow.compiler.plugin.poplar"
+
+
+def test_attributes_of_operations_have_numbers(ipu: Any) -> None:
+    import tensorflow as tf
+    from tensorflow.compiler.xla import xla_data_pb2
+
+    messages = importlib.import_module(f"{LIBRARY}.driver.backend_config_pb2")
+    attribute = messages.FrontendAttributeId
+    assert (attribute.Value("ML_TYPE"), attribute.KEEP_INPUT_LAYOUTS) == (10, 20)
+    assert messages.MLType.Name(messages.TRAINING_WU) == "TRAINING_WU"
+    with tf.Graph().as_default(), ipu.scopes.partials_type(tf.float16):
+        operation = tf.constant(1.0).op
+    said = xla_data_pb2.FrontendAttributes()
+    said.ParseFromString(operation.get_attr("_XlaFrontendAttributes"))
+    assert said.map[attribute.Name(messages.PARTIALS_TYPE)] == "F16"
+
+
+def test_arguments_of_queues_until_the_name_went(ipu: Any) -> None:
+    import tensorflow as tf
+
+    data = tf.data.Dataset.from_tensors([1.0])
+    with pytest.warns(UserWarning, match="replication_factor=...") as warned:
+        queue = ipu.ipu_infeed_queue.IPUInfeedQueue(data, "old", 2, 1, 4, 5)
+    assert (queue._name, queue._ordinal, queue._depth) == ("old", 2, 5)
+    assert sum("data_to_prefetch" in str(w.message) for w in warned) == 1
+    with pytest.raises(TypeError, match="takes 6 arguments, not 7"):
+        ipu.ipu_infeed_queue.IPUInfeedQueue(data, "old", 2, 1, 4, 5, 6)
+
+
+def test_a_function_that_says_its_device_itself(ipu: Any) -> None:
+    import tensorflow as tf
+
+    @ipu.function
+    def squared(x: Any) -> Any:
+        return x * x
+
+    module = importlib.import_module("tensorflow.python.ipu.function")
+    doubled = module.function(ipu_device="/device:IPU:0", autograph=False)(lambda x: x + x)
+    large = tf.constant([1000.0, 2.0], tf.float16)
+    assert squared(large).numpy().tolist() == [65504.0, 4.0]
+    assert doubled(large).device.endswith("IPU:0")
+
+
+def test_convolutions_of_a_multi_convolution_are_independent(ipu: Any) -> None:
+    import tensorflow as tf
+
+    def run(function: Any) -> Any:
+        with ipu.ipu_strategy.IPUStrategyV1().scope() as strategy:
+            return strategy.run(tf.function(function), args=[tf.ones([1, 4, 4, 1])])
+
+    kernel = tf.ones([2, 2, 1, 1])
+
+    @ipu.nn_ops.multi_conv(options={})
+    def beside(x: Any) -> Any:
+        return tf.nn.conv2d(x, kernel, 1, "VALID"), tf.nn.conv2d(2.0 * x, kernel, 1, "VALID")
+
+    @ipu.nn_ops.multi_conv
+    def behind(x: Any) -> Any:
+        return tf.nn.conv2d(tf.nn.relu(tf.nn.conv2d(x, kernel, 1, "VALID")), kernel, 1, "VALID")
+
+    assert [float(np.max(v)) for v in run(beside)] == [4.0, 8.0]
+    with pytest.raises(tf.errors.FailedPreconditionError, match="to be independent of each other"):
+        run(behind)
+
+
+def test_a_function_without_queues_is_compiled_and_called(ipu: Any, tmp_path: Path) -> None:
+    import tensorflow.compat.v1 as tf
+
+    library = importlib.import_module(f"{LIBRARY}.ops.gen_application_runtime")
+    weights = np.arange(6, dtype=np.float32).reshape(3, 2)
+    path = str(tmp_path / "function.poplar_exec")
+    with tf.Graph().as_default(), tf.Session() as session:
+        x = tf.placeholder(tf.float32, [4, 3])
+
+        def model(value: Any) -> Any:
+            return value @ tf.get_variable("w", initializer=weights, use_resource=True)
+
+        compiled = ipu.application_compile_op.experimental_application_compile_op(
+            model, inputs=[x], output_path=path, freeze_variables=True
+        )
+        session.run(tf.global_variables_initializer())
+        assert session.run(compiled, {x: np.zeros([4, 3])}).decode() == path
+        with pytest.raises(UsageError, match="No application runtime 'engine' was started"):
+            library.application_call([x], outfeed_types=[tf.float32], engine_name="engine")
+        started = library.application_runtime(inputs=[], filename=path, engine_name="engine")
+        with tf.control_dependencies([started]):
+            (result,) = library.application_call([x], outfeed_types=[tf.float32], engine_name="engine")
+        values = np.random.RandomState(0).rand(4, 3).astype(np.float32)
+        np.testing.assert_allclose(session.run(result, {x: values}), values @ weights, rtol=1e-5)
+        with pytest.raises(UsageError, match="gives"):
+            library.application_call([x], outfeed_types=[tf.int32], engine_name="engine")
+        with pytest.raises(UsageError, match="a function with inputs and results"):
+            ipu.application_compile_op.experimental_application_compile_op(tf.no_op)
+        importlib.import_module("podrun.tensorflow.sdk.embedded_runtime")._contexts.pop(
+            "engine"
+        ).runner.close()
