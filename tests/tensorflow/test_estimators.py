@@ -237,11 +237,11 @@ def test_a_run_that_only_compiles_gives_zeros(estimators: Estimators) -> None:
             mode, tf.reduce_sum(features), predictions=features + 1, eval_metric_ops={"m": mean}
         )
 
-    made = estimators.make(model_fn, 2)
-    device = made.config.ipu_run_config.ipu_options
+    own = estimators.make(model_fn, 2)
+    device = own.config.ipu_run_config.ipu_options
     device.device_connection.type = estimators.ipu.config.DeviceConnectionType.PRE_COMPILE
     device.device_connection.version = "ipu2"
     device.serialization_output_folder = estimators.model_dir()
-    made.train(estimators.data(NUMBERS), steps=2)
-    assert made.evaluate(estimators.data(NUMBERS), steps=2) == {"m": 0.0, "loss": 0.0, "global_step": 2}
+    own.train(estimators.data(NUMBERS), steps=2)
+    assert own.evaluate(estimators.data(NUMBERS), steps=2) == {"m": 0.0, "loss": 0.0, "global_step": 2}
     assert len(list(Path(device.serialization_output_folder).glob("*.poplar_exec"))) == 1

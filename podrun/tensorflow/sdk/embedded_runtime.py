@@ -96,14 +96,14 @@ def _fed_program(
 ) -> HostProgram:
     """The program of a function that takes its parameters from a queue, and gives its results to another one."""
     with graph.as_default():
-        (given,) = mark(
+        (taken,) = mark(
             "enqueue", results, [tf.TensorSpec([], tf.bool)], stateful=True, queue=reference(None)
         )
     queue = reference(None)
     captured = graph.inputs[len(parameters) :]
     keys = [input_key(tensor, place) for place, tensor in enumerate(captured)]
     part = ProgramPart(0, captured, keys, fed=parameters, queue=queue)
-    program = HostProgram(graph, [], [*effects, given.op], part=part)
+    program = HostProgram(graph, [], [*effects, taken.op], part=part)
     specs = dict(zip(fed_names(queue, len(parameters)), parameters, strict=True))
     used = program.step.infeeds.get(queue, [])
     REFERENCES[queue] = ServedArguments([tf.TensorSpec(specs[n].shape, specs[n].dtype) for n in used], used)
