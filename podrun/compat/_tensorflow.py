@@ -254,7 +254,7 @@ def _add_keras(module: Any) -> None:
     importlib.import_module("podrun.tensorflow.keras.extensions").install_keras()
     serve_keras_names()
     _give_back_names()
-    if wants_version_1():
+    if wants_version_1(module):
         _overlay(module)
 
 

@@ -7,7 +7,7 @@ import ast
 import numpy as np
 import pytest
 
-from podrun.compat._tensorflow_version import uses_sessions_alone
+from podrun.compat._tensorflow_version import uses_rarer_names, uses_sessions_alone
 from podrun.core.errors import UsageError
 from podrun.runtime.graph import TensorType
 from podrun.tensorflow.execution.poplar_flags import CATEGORIES, CurrentFlags, read_flags, synthetic_elements
@@ -87,6 +87,27 @@ def test_programs_with_sessions_alone_are_of_version_1() -> None:
         trees = [ast.parse(first), ast.parse(f"{first}\n{rest}")]
         assert uses_sessions_alone(trees) is expected, rest
         assert uses_sessions_alone(trees[::-1]) is expected, rest
+
+
+def test_rarer_names_of_version_1_tell_a_program_that_is_built_before_it_runs() -> None:
+    tf = pytest.importorskip("tensorflow")
+    first = "import tensorflow as tf\nfrom tensorflow.python import ipu"
+    for rest, expected in [
+        ("tf.gfile.FastGFile(path)", True),
+        ("tf.train.AdamOptimizer(0.1)", True),
+        ("tf.losses.sparse_softmax_cross_entropy(x, y)", True),
+        ("tf.nn.rnn_cell.LSTMCell(4)", True),
+        ("tf.div(a, b)", True),
+        ("tf.train.Checkpoint(); tf.nn.relu(x); tf.io.gfile.GFile(path)", False),
+        ("tf.compat.v1.train.AdamOptimizer(0.1)", False),
+        ("tf.keras.optimizers.Adam(0.1); tf.nosuchname", False),
+        ("tf.gfile.GFile(path); model.fit(x)", False),
+        ("tf.log(x); print(x.numpy())", False),
+        ("tf.train.AdamOptimizer(0.1)\n@tf.function\ndef step(): pass", False),
+    ]:
+        trees = [ast.parse("import model"), ast.parse(f"{first}\n{rest}")]
+        assert uses_rarer_names(trees, tf) is expected, rest
+    assert not uses_rarer_names([ast.parse("import tensorflow as tf\ntf.log(x)")], tf)
 
 
 def test_a_session_of_version_1_in_a_plain_program_leaves_tensorflow_as_it_is() -> None:
