@@ -273,6 +273,6 @@ def _of_modules(error: BaseException) -> str:
     if not isinstance(error, ModuleNotFoundError) or error.name is None:
         return ""
     for name, instead in _ABSENT.items():
-        if error.name == name or error.name.startswith(f"{name}."):
+        if (error.name == name or error.name.startswith(f"{name}.")) and name not in sys.modules:
             return f"podrun does not have the SDK's {name}: {instead}"
     return ""

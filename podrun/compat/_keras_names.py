@@ -49,6 +49,8 @@ _IPU["extensions.model_extensions"]["ModelExtension"] = f"{_OURS}stage_methods:S
 _IPU["optimizers"] = {
     "GradientAccumulationOptimizer": f"{_ADDONS}accumulating_wrappers:KerasGradientAccumulation",
     "IpuOptimizer": f"{_ADDONS}accumulating_wrappers:WrappedOptimizer",
+    "CrossReplicaOptimizer": f"{_ADDONS}accumulating_wrappers:KerasCrossReplica",
+    "MapGradientOptimizerInvertedChaining": f"{_ADDONS}accumulating_wrappers:KerasMapGradient",
     "ALSOptimizer": f"{_ADDONS}loss_scaling:ALSOptimizer",
     **{
         name: f"{_ADDONS}capturing:{name}"
@@ -62,10 +64,19 @@ _IPU["layers"] = ADDON_LAYERS | {
 }
 _IPU |= {
     f"optimizers.{module}": _IPU["optimizers"]
-    for module in ("als_optimizer", "gradient_accumulation_optimizer", "adam", "gradient_descent", "rmsprop")
-}
+    for module in (
+        "als_optimizer", "gradient_accumulation_optimizer", "cross_replica_optimizer", "map_gradient_optimizer",
+        "ipu_wrappers", "adam", "gradient_descent", "rmsprop",
+    )
+}  # fmt: skip
 _IPU["layers"]["Dense"] = f"{_ADDONS}layers:Dense"
-_IPU["layers.capture_upstream_gradients"] = _IPU["layers.dense"] = _IPU["layers"]
+_IPU |= {
+    f"layers.{module}": _IPU["layers"]
+    for module in (
+        "capture_upstream_gradients", "assume_equal_across_replicas", "ctc", "dropout", "effective_transformer",
+        "embedding_lookup", "normalization", "recomputation", "rnn",
+    )
+}  # fmt: skip
 _SUBMODULES: dict[str, dict[str, dict[str, str]]] = {
     **dict.fromkeys(IPU_ROOTS, _IPU),
     ADDONS_ROOT: ADDON_MODULES,

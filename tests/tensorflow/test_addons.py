@@ -373,6 +373,33 @@ def test_an_accumulating_optimizer(method: str) -> None:
         KerasGradientAccumulation(None, 3)
 
 
+def test_wrappers_of_old_sdks_work_on_gradients_just_before_the_update() -> None:
+    """Outermost first, after the gradient transformers of the wrapped optimizer."""
+    import tf_keras
+
+    from podrun.tensorflow.addons.accumulating_wrappers import KerasCrossReplica, KerasMapGradient
+
+    def plus_tenth(pairs):
+        return [(g + 0.1, v) for g, v in pairs]
+
+    def wrapped():
+        inner = tf_keras.optimizers.legacy.SGD(0.1, momentum=0.5, gradient_transformers=[plus_tenth])
+        squared = KerasMapGradient(inner, lambda gradient, _: gradient * gradient)
+        return KerasMapGradient(KerasCrossReplica(squared), lambda gradient, variable: gradient - variable)
+
+    weights, momentum = START, np.zeros_like(START)
+    for gradient in GRADIENTS:
+        momentum = 0.5 * momentum - 0.1 * (gradient + 0.1 - weights) ** 2
+        weights = weights + momentum
+    np.testing.assert_allclose(updated(wrapped), weights, rtol=1e-5, atol=1e-5)
+    optimizer = KerasCrossReplica(KerasCrossReplica(tf_keras.optimizers.legacy.SGD(0.1)))
+    optimizer.learning_rate = 0.25
+    again = KerasCrossReplica.from_config(optimizer.get_config())
+    assert float(again.learning_rate) == 0.25
+    with pytest.raises(ValueError, match="must be a callable"):
+        KerasMapGradient(tf_keras.optimizers.legacy.SGD(0.1), None)
+
+
 def test_automatic_loss_scaling() -> None:
     import tensorflow as tf
     import tf_keras

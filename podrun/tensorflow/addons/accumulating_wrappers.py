@@ -1,4 +1,6 @@
-"""``keras.ipu.optimizers``: optimizers of Keras that wrap another one, and the one that accumulates gradients."""
+"""``keras.ipu.optimizers``: optimizers of Keras that wrap another one. One accumulates gradients; two, of SDKs before
+3.0, work on each gradient in turn.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +18,7 @@ from podrun.tensorflow.sdk.gradient_accumulation import (
     GradientPairs,
 )
 from podrun.tensorflow.sdk.pipeline_rules import ThreeState, check_sharded_state
+from podrun.tensorflow.sdk.replica_ops import cross_replica_mean
 
 
 class WrappedOptimizer(Optimizer):  # type: ignore[misc]
@@ -96,7 +99,8 @@ def inner_optimizer(opt: object, custom_objects: Mapping[str, object]) -> object
     if not isinstance(opt, dict):
         return opt
     name = str(opt["class_name"]).rpartition(">")[2]
-    kinds = {kind.__name__: kind for kind in WrappedOptimizer.__subclasses__()}
+    ours = (*WrappedOptimizer.__subclasses__(), *GradientWrapper.__subclasses__())
+    kinds = {kind.__name__: kind for kind in ours}
     kind = kinds.get(name) or custom_objects.get(name) or getattr(tf_keras.optimizers.legacy, name, None)
     registered = kind or tf_keras.utils.get_registered_object(opt["class_name"])
     from_config: Callable[[object], object] = getattr(registered, "from_config")  # noqa: B009
@@ -148,3 +152,75 @@ class KerasGradientAccumulation(WrappedOptimizer):
     def get_config(self) -> dict[str, object]:
         """The wrapped optimizer, as Keras writes it, and the options."""
         return {**super().get_config(), **self._options}
+
+
+_DELEGATED = (
+    "_prepare", "_create_hypers", "_create_slots", "_transform_unaggregated_gradients", "_aggregate_gradients",
+    "_transform_gradients", "add_slot",
+)  # fmt: skip
+"""Steps of an update that `GradientWrapper` leaves to the wrapped optimizer."""
+
+
+class GradientWrapper(WrappedOptimizer):
+    """A wrapper that changes each gradient just before the wrapped optimizer applies it, after the sum over replicas
+    and the gradient transformers. Of several, the outermost is the first.
+    """
+
+    def changed_gradient(self, grad: tf.Tensor, var: tf.Variable) -> tf.Tensor:
+        """What the wrapped optimizer applies for a gradient."""
+        raise NotImplementedError
+
+    def __getattribute__(self, name: str) -> object:
+        if name in _DELEGATED:
+            return getattr(object.__getattribute__(self, "_opt"), name)
+        return super().__getattribute__(name)
+
+    def _resource_apply_dense(
+        self, grad: tf.Tensor, handle: tf.Variable, apply_state: Mapping[object, object] | None = None
+    ) -> tf.Operation:
+        return self._opt._resource_apply_dense(self.changed_gradient(grad, handle), handle, apply_state)
+
+    def _resource_apply_sparse(
+        self,
+        grad: tf.Tensor,
+        handle: tf.Variable,
+        indices: tf.Tensor,
+        apply_state: Mapping[object, object] | None = None,
+    ) -> tf.Operation:
+        return self._opt._resource_apply_sparse(grad, handle, indices, apply_state)
+
+
+class KerasCrossReplica(GradientWrapper):
+    """``CrossReplicaOptimizer``: the mean of the gradients over replicas. Under an ``IPUStrategy`` Keras has summed
+    them by then, so that it is the mean of equal values: the sum is applied, as without this wrapper.
+    """
+
+    def __init__(self, opt: Optimizer, name: str = "CrossReplicaOptimizer") -> None:
+        super().__init__(opt, name)
+
+    def changed_gradient(self, grad: tf.Tensor, var: tf.Variable) -> tf.Tensor:
+        """The mean over replicas."""
+        return cross_replica_mean(grad)
+
+
+class KerasMapGradient(GradientWrapper):
+    """``MapGradientOptimizerInvertedChaining``: a function of the gradient and the variable."""
+
+    def __init__(
+        self,
+        opt: Optimizer,
+        gradient_mapping_function: Callable[[tf.Tensor, tf.Variable], tf.Tensor],
+        name: str = "MapGradientOptimizerInvertedChaining",
+    ) -> None:
+        super().__init__(opt, name)
+        if not callable(gradient_mapping_function):
+            raise ValueError("gradient_mapping_function must be a callable.")
+        self.gradient_mapping_function = gradient_mapping_function
+
+    def changed_gradient(self, grad: tf.Tensor, var: tf.Variable) -> tf.Tensor:
+        """What the function gives."""
+        return self.gradient_mapping_function(grad, var)
+
+    def get_config(self) -> dict[str, object]:
+        """The wrapped optimizer, as Keras writes it, and the function."""
+        return {**super().get_config(), "gradient_mapping_function": self.gradient_mapping_function}

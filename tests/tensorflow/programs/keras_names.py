@@ -29,6 +29,9 @@ from tensorflow.python.framework import ops
 from tensorflow.python.ipu import keras as ipu_keras
 from tensorflow.python.ipu.distributed.popdist_strategy import PopDistStrategy
 from tensorflow.python.ipu.horovod import popdist_strategy
+from tensorflow.python.ipu.keras.layers.embedding_lookup import Embedding
+from tensorflow.python.ipu.keras.optimizers.cross_replica_optimizer import CrossReplicaOptimizer
+from tensorflow.python.ipu.keras.optimizers.ipu_wrappers import IpuOptimizer
 from tensorflow.python.keras import backend as internal_backend
 from tensorflow.python.keras.engine import base_layer
 from tensorflow.python.keras.layers import Dense as InternalDense
@@ -44,6 +47,8 @@ assert Adam is tf.keras.optimizers.Adam
 assert Dense is tf.keras.layers.Dense
 assert LSTM is PopnnLSTM is ipu_tensorflow_addons.keras.layers.LSTM
 assert AdamIpuOptimizer is ipu_tensorflow_addons.keras.optimizers.AdamIpuOptimizer
+assert Embedding is ipu_tensorflow_addons.keras.layers.Embedding
+assert issubclass(CrossReplicaOptimizer, IpuOptimizer)
 assert ReportHelper is ipu.test_utils.ReportHelper
 assert rnn_ops_of_version_1.PopnnLSTM is layers.PopnnLSTM
 assert rnn_ops.PopnnLSTM is layers.PopnnLSTM is ipu.rnn_ops.PopnnLSTM
