@@ -37,6 +37,7 @@ from podrun.core.environment import chosen_by_user, set_default
 _HERE = str(Path(__file__).resolve().parent)
 _SDK = "podrun.tensorflow.sdk."
 ROOT = "tensorflow.python.ipu"
+_CONTRIB = "tensorflow.contrib."
 
 
 def _joined(name: str, key: str) -> types.ModuleType:
@@ -142,7 +143,13 @@ class SdkFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     ) -> importlib.machinery.ModuleSpec | None:
         """A spec for names of the SDK; None for all others."""
         below = fullname.startswith(
-            (f"{ROOT}.", "tensorflow.compiler.plugin.", "tensorflow.compiler.tests.", "tensorflow_core.")
+            (
+                f"{ROOT}.",
+                "tensorflow.compiler.plugin.",
+                "tensorflow.compiler.tests.",
+                "tensorflow_core.",
+                _CONTRIB,
+            )
         )
         alone = (
             fullname in (ROOT, "tensorflow.compiler.plugin", "tensorflow.compiler.tests") or fullname in MOVED
@@ -158,6 +165,9 @@ class SdkFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             module = importlib.import_module(MOVED.get(name) or "tensorflow." + name.partition(".")[2])
             self._kept.setdefault(module.__name__, (module, module.__spec__))
             return module
+        if name.startswith(_CONTRIB):
+            part: types.ModuleType = getattr(sys.modules["tensorflow.contrib"], name.removeprefix(_CONTRIB))
+            return part
         if _is_estimator(name):
             return _estimator_module(name)
         if name.startswith("tensorflow.compiler.tests"):

@@ -87,6 +87,7 @@ def _names(version_1: Any) -> dict[str, dict[str, Any]]:
         },
         "training": {"HParams": HParams},
         "data": {"AUTOTUNE": version_1.data.experimental.AUTOTUNE},
+        "seq2seq": {},
     }  # fmt: skip
 
 
@@ -107,6 +108,9 @@ def contrib_module(version_1: Any) -> types.ModuleType:
                 f"podrun does not have tf.contrib.{name}: TensorFlow has no contrib since 2.0. Of contrib there are "
                 f"{', '.join(sorted(names))}."
             )
+        if name == "seq2seq":
+            decoding = importlib.import_module("podrun.tensorflow.sdk.sequence_decoding")
+            names[name] = decoding.sequence_names()
         if name not in parts:
             parts[name] = types.ModuleType(f"tensorflow.contrib.{name}")
             parts[name].__dict__.update(names[name])

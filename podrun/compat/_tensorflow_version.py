@@ -74,8 +74,12 @@ def _imported(tree: ast.AST) -> Iterator[str]:
 
 
 def uses_version_1(tree: ast.AST) -> bool:
-    """Whether a program uses names of version 1 of a module that it imports as plain ``tensorflow``."""
-    return any(attribute in _VERSION_1 for attribute in _used_names(tree, "tensorflow"))
+    """Whether a program uses names of version 1 of a module that it imports as plain ``tensorflow``, or a module that
+    only version 1 has.
+    """
+    return any(attribute in _VERSION_1 for attribute in _used_names(tree, "tensorflow")) or any(
+        f"{name}.".startswith("tensorflow.contrib.") for name in _imported(tree)
+    )
 
 
 _EAGER = {

@@ -7,7 +7,7 @@ import ast
 import numpy as np
 import pytest
 
-from podrun.compat._tensorflow_version import uses_rarer_names, uses_sessions_alone
+from podrun.compat._tensorflow_version import uses_rarer_names, uses_sessions_alone, uses_version_1
 from podrun.core.errors import UsageError
 from podrun.runtime.graph import TensorType
 from podrun.tensorflow.execution.poplar_flags import CATEGORIES, CurrentFlags, read_flags, synthetic_elements
@@ -108,6 +108,8 @@ def test_rarer_names_of_version_1_tell_a_program_that_is_built_before_it_runs() 
         trees = [ast.parse("import model"), ast.parse(f"{first}\n{rest}")]
         assert uses_rarer_names(trees, tf) is expected, rest
     assert not uses_rarer_names([ast.parse("import tensorflow as tf\ntf.log(x)")], tf)
+    assert uses_version_1(ast.parse("from tensorflow.contrib.seq2seq import dynamic_decode"))
+    assert not uses_version_1(ast.parse("from tensorflow.contributed import names"))
 
 
 def test_a_session_of_version_1_in_a_plain_program_leaves_tensorflow_as_it_is() -> None:

@@ -1,0 +1,357 @@
+"""``tf.contrib.seq2seq``: decoders that run step by step, with teacher forcing or their own samples, and attention.
+
+Programs of version 1 for IPUs derive classes from these, so that names of attributes and methods are contrib's. Shapes
+are static, as the IPU needs them: `dynamic_decode` takes ``maximum_iterations``. Beam search is not here. Source: the
+documentation of TensorFlow 1.15.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from podrun.core.errors import UsageError
+
+v1 = tf.compat.v1
+Structure = object
+"""A tensor, or tuples of tensors in one another."""
+
+
+class DecoderStep(NamedTuple):
+    """``BasicDecoderOutput``: what a decoder gives in a step."""
+
+    rnn_output: object
+    sample_id: object
+
+
+class SequenceDecoder:
+    """``Decoder``: what `dynamic_decode` runs. A class of a program has its properties, `initialize` and `step`."""
+
+    @property
+    def tracks_own_finished(self) -> bool:
+        """Whether the decoder says itself which sequences are finished, and may take it back."""
+        return False
+
+    def finalize(
+        self, outputs: Structure, final_state: Structure, sequence_lengths: tf.Tensor
+    ) -> tuple[Structure, Structure]:
+        """What becomes of the results of all steps. NotImplementedError: they stay."""
+        raise NotImplementedError
+
+
+class BasicSequenceDecoder(SequenceDecoder):
+    """``BasicDecoder``: a cell, a helper that gives its inputs, and a layer for its outputs."""
+
+    def __init__(
+        self,
+        cell: object,
+        helper: SequenceHelper,
+        initial_state: Structure,
+        output_layer: object | None = None,
+    ) -> None:
+        self._cell, self._helper = cell, helper
+        self._initial_state, self._output_layer = initial_state, output_layer
+
+    @property
+    def batch_size(self) -> int | tf.Tensor:
+        """Sequences."""
+        return self._helper.batch_size
+
+    @property
+    def output_size(self) -> DecoderStep:
+        """Shapes of a step's results, without the batch."""
+        size = tf.TensorShape(self._cell.output_size)  # type: ignore[attr-defined]
+        if self._output_layer is not None:
+            shape = tf.TensorShape([None]).concatenate(size)
+            size = self._output_layer.compute_output_shape(shape)[1:]  # type: ignore[attr-defined]
+        return DecoderStep(size, self._helper.sample_ids_shape)
+
+    @property
+    def output_dtype(self) -> DecoderStep:
+        """Types of a step's results."""
+        return DecoderStep(tf.nest.flatten(self._initial_state)[0].dtype, self._helper.sample_ids_dtype)
+
+    def initialize(self, name: str | None = None) -> tuple[tf.Tensor, Structure, Structure]:
+        """What is finished before the first step, its inputs and its state."""
+        return (*self._helper.initialize(), self._initial_state)
+
+    def step(
+        self, time: tf.Tensor, inputs: Structure, state: Structure, name: str | None = None
+    ) -> tuple[DecoderStep, Structure, Structure, tf.Tensor]:
+        """A step: its results, the next state and inputs, and what is finished."""
+        with v1.name_scope(name, "BasicDecoderStep", (time, inputs, state)):
+            outputs, state = self._cell(inputs, state)  # type: ignore[operator]
+            if self._output_layer is not None:
+                outputs = self._output_layer(outputs)  # type: ignore[operator]
+            samples = self._helper.sample(time=time, outputs=outputs, state=state)
+            finished, inputs, state = self._helper.next_inputs(
+                time=time, outputs=outputs, state=state, sample_ids=samples
+            )
+        return DecoderStep(outputs, samples), state, inputs, finished
+
+
+class SequenceHelper:
+    """``Helper``: samples of a step's outputs, and the inputs of the next step."""
+
+    batch_size: int | tf.Tensor
+    sample_ids_shape = tf.TensorShape([])
+    sample_ids_dtype = tf.int32
+
+    def initialize(self, name: str | None = None) -> tuple[tf.Tensor, Structure]:
+        """What is finished before the first step, and its inputs."""
+        raise NotImplementedError
+
+    def sample(
+        self, time: tf.Tensor, outputs: tf.Tensor, state: Structure, name: str | None = None
+    ) -> tf.Tensor:
+        """The likeliest symbols."""
+        return tf.argmax(outputs, axis=-1, output_type=tf.int32)
+
+    def next_inputs(
+        self,
+        time: tf.Tensor,
+        outputs: tf.Tensor,
+        state: Structure,
+        sample_ids: tf.Tensor,
+        name: str | None = None,
+    ) -> tuple[tf.Tensor, Structure, Structure]:
+        """What is finished, the next inputs, and the state."""
+        raise NotImplementedError
+
+
+class TeacherForcing(SequenceHelper):
+    """``TrainingHelper``: the inputs are known, ``sequence_length`` of each sequence."""
+
+    def __init__(
+        self,
+        inputs: Structure,
+        sequence_length: object,
+        time_major: bool = False,
+        name: str | None = None,
+    ) -> None:
+        steps = [
+            x if time_major else _exchanged(x) for x in map(tf.convert_to_tensor, tf.nest.flatten(inputs))
+        ]
+        arrays = [
+            tf.TensorArray(x.dtype, x.shape[0], element_shape=x.shape[1:], clear_after_read=False).unstack(x)
+            for x in steps
+        ]
+        self._inputs = inputs
+        self._input_tas = tf.nest.pack_sequence_as(inputs, arrays)
+        self._sequence_length = tf.convert_to_tensor(sequence_length, tf.int32)
+        self._last_step = int(steps[0].shape[0]) - 1
+        self.batch_size = self._sequence_length.shape[0]
+
+    def _read(self, time: object) -> Structure:
+        within = tf.minimum(time, self._last_step)
+        return tf.nest.map_structure(lambda array: array.read(within), self._input_tas)
+
+    def initialize(self, name: str | None = None) -> tuple[tf.Tensor, Structure]:
+        """Sequences without a step are finished; the first inputs."""
+        return tf.equal(0, self._sequence_length), self._read(0)
+
+    def next_inputs(
+        self,
+        time: tf.Tensor,
+        outputs: tf.Tensor,
+        state: Structure,
+        sample_ids: tf.Tensor | None = None,
+        name: str | None = None,
+    ) -> tuple[tf.Tensor, Structure, Structure]:
+        """The inputs of the next step; after the last of all they repeat, and nothing reads them."""
+        return time + 1 >= self._sequence_length, self._read(time + 1), state
+
+
+class OwnSamples(SequenceHelper):
+    """``GreedyEmbeddingHelper``: the inputs are embeddings of the likeliest symbol of the step before."""
+
+    def __init__(
+        self,
+        embedding: tf.Tensor | Callable[[tf.Tensor], tf.Tensor],
+        start_tokens: object,
+        end_token: object,
+    ) -> None:
+        look_up = embedding if callable(embedding) else lambda ids: tf.gather(embedding, ids)
+        self._embedding_fn: Callable[[tf.Tensor], tf.Tensor] = look_up
+        self._start_tokens = tf.convert_to_tensor(start_tokens, tf.int32)
+        self._end_token = tf.convert_to_tensor(end_token, tf.int32)
+        if self._start_tokens.shape.rank != 1:
+            raise ValueError("start_tokens must be a vector")
+        if self._end_token.shape.rank != 0:
+            raise ValueError("end_token must be a scalar")
+        self._start_inputs = self._embedding_fn(self._start_tokens)
+        self.batch_size = self._start_tokens.shape[0]
+
+    def initialize(self, name: str | None = None) -> tuple[tf.Tensor, Structure]:
+        """Nothing is finished; the embeddings of the start symbols."""
+        return tf.zeros([self.batch_size], tf.bool), self._start_inputs
+
+    def next_inputs(
+        self,
+        time: tf.Tensor,
+        outputs: tf.Tensor,
+        state: Structure,
+        sample_ids: tf.Tensor,
+        name: str | None = None,
+    ) -> tuple[tf.Tensor, Structure, Structure]:
+        """A sequence is finished with its end symbol."""
+        return tf.equal(sample_ids, self._end_token), self._embedding_fn(sample_ids), state
+
+
+class DrawnSamples(OwnSamples):
+    """``SampleEmbeddingHelper``: symbols are drawn with the probabilities that the outputs are logits of."""
+
+    def __init__(
+        self,
+        embedding: tf.Tensor | Callable[[tf.Tensor], tf.Tensor],
+        start_tokens: object,
+        end_token: object,
+        softmax_temperature: float | None = None,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__(embedding, start_tokens, end_token)
+        self._softmax_temperature, self._seed = softmax_temperature, seed
+
+    def sample(
+        self, time: tf.Tensor, outputs: tf.Tensor, state: Structure, name: str | None = None
+    ) -> tf.Tensor:
+        """Draws: the greatest of the logits with Gumbel noise."""
+        logits = outputs if self._softmax_temperature is None else outputs / self._softmax_temperature
+        uniform = tf.random.uniform(tf.shape(logits), 1e-6, 1.0, tf.float32, seed=self._seed)
+        noise = -tf.math.log(-tf.math.log(uniform * (1 - 1e-6)))
+        return tf.argmax(tf.cast(logits, tf.float32) + noise, axis=-1, output_type=tf.int32)
+
+
+def dynamic_decode(
+    decoder: SequenceDecoder,
+    output_time_major: bool = False,
+    impute_finished: bool = False,
+    maximum_iterations: int | tf.Tensor | None = None,
+    parallel_iterations: int = 32,
+    swap_memory: bool = False,
+    scope: object | None = None,
+) -> tuple[Structure, Structure, tf.Tensor]:
+    """Run a decoder until all sequences are finished, at most ``maximum_iterations`` steps: the results of all steps,
+    the last state, and the steps of each sequence. Steps that were not run give zeros.
+
+    TypeError for no decoder; UsageError without ``maximum_iterations``, whose results would have no static shape.
+    """
+    if not isinstance(decoder, SequenceDecoder):
+        raise TypeError(f"Expected decoder to be type Decoder, but saw: {type(decoder)}")
+    steps = None if maximum_iterations is None else tf.get_static_value(maximum_iterations)
+    if steps is None:
+        raise UsageError(
+            "dynamic_decode without a constant maximum_iterations has results without a static shape",
+            hint="Say how many steps there are at most: dynamic_decode(decoder, maximum_iterations=20)",
+        )
+    with v1.variable_scope(scope, "decoder"):
+        return _DecodingLoop(decoder, int(steps), impute_finished).run(output_time_major)
+
+
+class _DecodingLoop:
+    """The loop of `dynamic_decode`."""
+
+    def __init__(self, decoder: SequenceDecoder, steps: int, impute: bool) -> None:
+        self.decoder, self.steps, self.impute = decoder, steps, impute
+
+    def run(self, time_major: bool) -> tuple[Structure, Structure, tf.Tensor]:
+        """Loop, and put the results of the steps together."""
+        finished, inputs, state = self.decoder.initialize()  # type: ignore[attr-defined]
+        size, kind = self.decoder.output_size, self.decoder.output_dtype  # type: ignore[attr-defined]
+        batch = self.decoder.batch_size  # type: ignore[attr-defined]
+        arrays = [
+            tf.TensorArray(
+                d, size=self.steps, element_shape=tf.TensorShape([batch]).concatenate(tf.TensorShape(s))
+            )
+            for s, d in zip(tf.nest.flatten(size), tf.nest.flatten(kind), strict=True)
+        ]
+        arrays = tf.nest.pack_sequence_as(kind, arrays)
+        start = (tf.constant(0), arrays, state, inputs, finished, tf.zeros_like(finished, tf.int32))
+        loop = v1.while_loop(
+            lambda *values: tf.logical_not(tf.reduce_all(values[4])),
+            self.body,
+            start,
+            maximum_iterations=self.steps,
+        )
+        outputs = tf.nest.map_structure(lambda array: array.stack(), loop[1])
+        state, lengths = loop[2], loop[5]
+        with contextlib.suppress(NotImplementedError):
+            outputs, state = self.decoder.finalize(outputs, state, lengths)
+        return (outputs if time_major else tf.nest.map_structure(_exchanged, outputs)), state, lengths
+
+    def body(
+        self,
+        time: tf.Tensor,
+        arrays: Structure,
+        state: Structure,
+        inputs: Structure,
+        finished: tf.Tensor,
+        lengths: tf.Tensor,
+    ) -> tuple[object, ...]:
+        """A step of the loop."""
+        step = self.decoder.step  # type: ignore[attr-defined]
+        outputs, next_state, inputs, ended = step(time, inputs, state)
+        if not self.decoder.tracks_own_finished:
+            ended = tf.logical_or(ended, finished)
+        lengths = v1.where_v2(finished, lengths, time + 1)
+        if self.impute:
+            outputs = tf.nest.map_structure(lambda x: _chosen(finished, tf.zeros_like(x), x), outputs)
+            next_state = tf.nest.map_structure(
+                lambda new, old: _chosen(finished, old, new), next_state, state
+            )
+        arrays = tf.nest.map_structure(lambda array, value: array.write(time, value), arrays, outputs)
+        return time + 1, arrays, next_state, inputs, ended, lengths
+
+
+def _exchanged(x: tf.Tensor) -> tf.Tensor:
+    """Time first to batch first, and back."""
+    return tf.transpose(x, [1, 0, *range(2, x.shape.rank)])
+
+
+def _chosen(finished: tf.Tensor, old: tf.Tensor, new: tf.Tensor) -> tf.Tensor:
+    """The old rows of sequences that are finished; scalars are always new."""
+    if new.shape.rank == 0:
+        return new
+    return v1.where_v2(tf.reshape(finished, [-1] + [1] * (new.shape.rank - 1)), old, new)
+
+
+def sequence_loss(
+    logits: tf.Tensor,
+    targets: tf.Tensor,
+    weights: tf.Tensor,
+    average_across_timesteps: bool = True,
+    average_across_batch: bool = True,
+    softmax_loss_function: Callable[..., tf.Tensor] | None = None,
+    name: str | None = None,
+) -> tf.Tensor:
+    """The weighted cross entropy of logits ``[batch, time, symbols]``: its mean over the weights of all steps, or of
+    those of a sequence or of a step alone.
+    """
+    loss_of = softmax_loss_function or v1.nn.sparse_softmax_cross_entropy_with_logits
+    weights = tf.cast(weights, logits.dtype)
+    losses = loss_of(labels=targets, logits=logits) * weights
+    axes = [a for a, over in enumerate((average_across_batch, average_across_timesteps)) if over]
+    if not axes:
+        return losses
+    return tf.reduce_sum(losses, axes) / (tf.reduce_sum(weights, axes) + 1e-12)
+
+
+def sequence_names() -> Mapping[str, object]:
+    """The names of ``tf.contrib.seq2seq``."""
+    from podrun.tensorflow.sdk import sequence_attention
+
+    return {
+        "Decoder": SequenceDecoder,
+        "BasicDecoder": BasicSequenceDecoder,
+        "BasicDecoderOutput": DecoderStep,
+        "Helper": SequenceHelper,
+        "TrainingHelper": TeacherForcing,
+        "GreedyEmbeddingHelper": OwnSamples,
+        "SampleEmbeddingHelper": DrawnSamples,
+        "dynamic_decode": dynamic_decode,
+        "sequence_loss": sequence_loss,
+        **sequence_attention.NAMES,
+    }
