@@ -74,7 +74,7 @@ _IPU |= {
     f"layers.{module}": _IPU["layers"]
     for module in (
         "capture_upstream_gradients", "assume_equal_across_replicas", "ctc", "dropout", "effective_transformer",
-        "embedding_lookup", "normalization", "recomputation", "rnn",
+        "dense", "embedding_lookup", "normalization", "recomputation", "rnn",
     )
 }  # fmt: skip
 _SUBMODULES: dict[str, dict[str, dict[str, str]]] = {

@@ -167,3 +167,12 @@ def test_models_of_version_1_learn(name: str, tmp_path: Path) -> None:
     output = run(name, cwd=tmp_path, PODRUN_CUSTOM_OPS=str(PROGRAMS / "scale_op.py"))
     first, last = (float(v) for v in re.findall(r"loss \(\d+,\) (\S+) (\S+)", output)[0])
     assert last < 0.9 * first
+
+
+def test_an_encoder_and_a_decoder_with_attention_learn_and_translate(tmp_path: Path) -> None:
+    output = run("translate_v1.py", cwd=tmp_path)
+    assert float(re.findall(r"^difference (\S+)", output, re.MULTILINE)[0]) <= 1e-5
+    losses = [float(v) for v in re.findall(r"^loss \(60,\) (\S+)", output, re.MULTILINE)]
+    assert losses[-1] < 0.3 * losses[0]
+    assert float(re.findall(r"^right (\S+)", output, re.MULTILINE)[0]) >= 0.9
+    assert "lengths True" in output

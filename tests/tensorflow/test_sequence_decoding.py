@@ -175,3 +175,26 @@ def test_a_decoder_needs_to_know_its_steps() -> None:
         dynamic_decode(SequenceDecoder())
     with pytest.raises(TypeError, match="Expected decoder to be type Decoder"):
         dynamic_decode(object())
+
+
+def test_a_program_reads_variables_and_not_the_copies_that_were_made_of_them() -> None:
+    """A graph on the host asks for copies (``dynamic_rnn``), and a program has the same variable."""
+    import tensorflow as tf
+
+    from podrun.tensorflow.sdk.ipu_compiler import compile as compiled
+    from podrun.tensorflow.sdk.scopes import install_front_end, ipu_scope
+
+    install_front_end()
+    gradients = []
+
+    def computation():
+        gradients.extend(tf.gradients(variable * variable, [variable]))
+        return gradients[0]
+
+    with tf.Graph().as_default():
+        variable = tf.compat.v1.get_variable("v", [], use_resource=True, caching_device="/cpu:0")
+        assert variable.value() is variable._cached_value is not None
+        with ipu_scope("/device:IPU:0"):
+            compiled(computation, [])
+        assert gradients[0] is not None
+        assert variable.value() is variable._cached_value is not None

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeAlias
 import tensorflow as tf
 
 from podrun.core.errors import UnsupportedError
-from podrun.private_apis.tensorflow import symbol
+from podrun.private_apis.tensorflow import private_module, symbol
 
 _FuncGraph: Any = symbol("framework.func_graph.FuncGraph")
 _tf_convert = symbol("autograph.impl.api.tf_convert")
@@ -163,6 +163,25 @@ def _uncached(next_creator: Callable[..., tf.Variable], **options: object) -> tf
     if isinstance(value, tf.Tensor) and isinstance(getattr(value, "graph", None), IpuGraph):
         options = options | {"initial_value": _outside_of_program(value)}
     return next_creator(**(options | {"caching_device": None}))
+
+
+def read_variables_in_programs() -> None:
+    """Let a program read variables themselves, where ``caching_device`` has made a copy of their value outside of it:
+    the copy is the value before the program, through which no gradient reaches the variable. ``dynamic_rnn`` and
+    decoders ask for copies.
+    """
+    kind = private_module("ops.resource_variable_ops").BaseResourceVariable
+    if "_cached_value" in vars(kind):
+        return
+    copies = "_podrun_cached_value"
+
+    def cached(self: object) -> tf.Tensor | None:
+        return None if in_program() else self.__dict__.get(copies)
+
+    def cache(self: object, value: tf.Tensor | None) -> None:
+        self.__dict__[copies] = value
+
+    kind._cached_value = property(cached, cache)
 
 
 def _outside_of_program(value: tf.Tensor) -> Callable[[], tf.Tensor]:

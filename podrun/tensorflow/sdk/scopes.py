@@ -16,7 +16,12 @@ from podrun.core.errors import UnsupportedError
 from podrun.private_apis.tensorflow import missing_symbols
 from podrun.tensorflow.capture.gradient_cuts import install_cuts
 from podrun.tensorflow.capture.places import at_place
-from podrun.tensorflow.capture.program_graphs import OUTSIDE, in_program, outermost_program
+from podrun.tensorflow.capture.program_graphs import (
+    OUTSIDE,
+    in_program,
+    outermost_program,
+    read_variables_in_programs,
+)
 from podrun.tensorflow.execution.cluster_plans import differentiated_on_device
 from podrun.tensorflow.execution.device_table import DEVICES
 from podrun.tensorflow.execution.eager_devices import install_eager_devices
@@ -138,6 +143,7 @@ def install_front_end() -> None:
         raise ImportError(f"this TensorFlow has no tensorflow.python.{missing[0]}, which podrun needs")
     flags()
     install_cuts(differentiated_on_device)
+    read_variables_in_programs()
     install_sessions()
     install_devices()
     install_eager_devices()
