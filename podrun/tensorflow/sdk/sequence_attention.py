@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-v1 = tf.compat.v1
+_v1 = tf.compat.v1
 
 
 class MemoryAttention:
@@ -39,7 +39,7 @@ class MemoryAttention:
         if memory_sequence_length is not None:
             self._mask = tf.sequence_mask(memory_sequence_length, values.shape[1])
             values *= tf.cast(self._mask, values.dtype)[:, :, tf.newaxis]
-        self.memory_layer = v1.layers.Dense(num_units, use_bias=False, name="memory_layer", dtype=dtype)
+        self.memory_layer = _v1.layers.Dense(num_units, use_bias=False, name="memory_layer", dtype=dtype)
         self.values, self.keys = values, self.memory_layer(values)
         self.batch_size = values.shape[0]
         self.alignments_size = self.state_size = values.shape[1]
@@ -52,7 +52,7 @@ class MemoryAttention:
         """The weights of the memory's steps, and the next state, which is the same."""
         scores = self.score(query)
         if self._mask is not None:
-            scores = v1.where_v2(self._mask, scores, tf.cast(self._mask_value, scores.dtype))
+            scores = _v1.where_v2(self._mask, scores, tf.cast(self._mask_value, scores.dtype))
         alignments = self._probability_fn(scores)
         return alignments, alignments
 
@@ -91,8 +91,8 @@ class ProductAttention(MemoryAttention):
             )
         scores = tf.squeeze(tf.matmul(query[:, tf.newaxis, :], self.keys, transpose_b=True), [1])
         if self._scale:
-            with v1.variable_scope("luong_attention"):
-                scores *= v1.get_variable("attention_g", [], query.dtype, v1.ones_initializer())
+            with _v1.variable_scope("luong_attention"):
+                scores *= _v1.get_variable("attention_g", [], query.dtype, _v1.ones_initializer())
         return scores
 
 
@@ -111,18 +111,20 @@ class AdditiveAttention(MemoryAttention):
         name: str = "BahdanauAttention",
     ) -> None:
         super().__init__(num_units, memory, memory_sequence_length, probability_fn, score_mask_value, dtype)
-        self.query_layer = v1.layers.Dense(num_units, use_bias=False, name="query_layer", dtype=dtype)
+        self.query_layer = _v1.layers.Dense(num_units, use_bias=False, name="query_layer", dtype=dtype)
         self._normalize = normalize
 
     def score(self, query: tf.Tensor) -> tf.Tensor:
         """``v . tanh(query W + key)``."""
-        with v1.variable_scope("bahdanau_attention"):
+        with _v1.variable_scope("bahdanau_attention"):
             hidden = self.query_layer(query)[:, tf.newaxis, :] + self.keys  # type: ignore[operator]
-            v = v1.get_variable("attention_v", [self._num_units], query.dtype)
+            v = _v1.get_variable("attention_v", [self._num_units], query.dtype)
             if self._normalize:
-                first = v1.constant_initializer(math.sqrt(1.0 / self._num_units))
-                length = v1.get_variable("attention_g", [], query.dtype, first)
-                bias = v1.get_variable("attention_b", [self._num_units], query.dtype, v1.zeros_initializer())
+                first = _v1.constant_initializer(math.sqrt(1.0 / self._num_units))
+                length = _v1.get_variable("attention_g", [], query.dtype, first)
+                bias = _v1.get_variable(
+                    "attention_b", [self._num_units], query.dtype, _v1.zeros_initializer()
+                )
                 v, hidden = length * v * tf.math.rsqrt(tf.reduce_sum(tf.square(v))), hidden + bias
         return tf.reduce_sum(v * tf.tanh(hidden), [2])
 
@@ -142,7 +144,7 @@ class AttentionState(NamedTuple):
         return self._replace(**values)
 
 
-class AttentionWrapper(v1.nn.rnn_cell.RNNCell):  # type: ignore[misc, name-defined]
+class AttentionWrapper(_v1.nn.rnn_cell.RNNCell):  # type: ignore[misc, name-defined]
     """The cell reads its input beside the last attention, which is the memory weighted by the
     mechanism, after a dense layer of ``attention_layer_size`` with the cell's output if that is given.
     """
@@ -174,7 +176,7 @@ class AttentionWrapper(v1.nn.rnn_cell.RNNCell):  # type: ignore[misc, name-defin
         self._attention_size = int(attention_mechanism.values.shape[-1])
         if attention_layer_size is not None:
             self._attention_size = attention_layer_size
-            self._attention_layer = v1.layers.Dense(
+            self._attention_layer = _v1.layers.Dense(
                 attention_layer_size, use_bias=False, name="attention_layer", dtype=attention_mechanism.dtype
             )
 

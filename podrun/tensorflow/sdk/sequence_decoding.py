@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from podrun.core.errors import UsageError
 
-v1 = tf.compat.v1
+_v1 = tf.compat.v1
 Structure = object
 """A tensor, or tuples of tensors in one another."""
 
@@ -82,7 +82,7 @@ class BasicSequenceDecoder(SequenceDecoder):
         self, time: tf.Tensor, inputs: Structure, state: Structure, name: str | None = None
     ) -> tuple[DecoderStep, Structure, Structure, tf.Tensor]:
         """A step: its results, the next state and inputs, and what is finished."""
-        with v1.name_scope(name, "BasicDecoderStep", (time, inputs, state)):
+        with _v1.name_scope(name, "BasicDecoderStep", (time, inputs, state)):
             outputs, state = self._cell(inputs, state)  # type: ignore[operator]
             if self._output_layer is not None:
                 outputs = self._output_layer(outputs)  # type: ignore[operator]
@@ -247,7 +247,7 @@ def dynamic_decode(
             "dynamic_decode without a constant maximum_iterations has results without a static shape",
             hint="Say how many steps there are at most: dynamic_decode(decoder, maximum_iterations=20)",
         )
-    with v1.variable_scope(scope, "decoder"):
+    with _v1.variable_scope(scope, "decoder"):
         return _DecodingLoop(decoder, int(steps), impute_finished).run(output_time_major)
 
 
@@ -270,7 +270,7 @@ class _DecodingLoop:
         ]
         arrays = tf.nest.pack_sequence_as(kind, arrays)
         start = (tf.constant(0), arrays, state, inputs, finished, tf.zeros_like(finished, tf.int32))
-        loop = v1.while_loop(
+        loop = _v1.while_loop(
             lambda *values: tf.logical_not(tf.reduce_all(values[4])),
             self.body,
             start,
@@ -296,7 +296,7 @@ class _DecodingLoop:
         outputs, next_state, inputs, ended = step(time, inputs, state)
         if not self.decoder.tracks_own_finished:
             ended = tf.logical_or(ended, finished)
-        lengths = v1.where_v2(finished, lengths, time + 1)
+        lengths = _v1.where_v2(finished, lengths, time + 1)
         if self.impute:
             outputs = tf.nest.map_structure(lambda x: _chosen(finished, tf.zeros_like(x), x), outputs)
             next_state = tf.nest.map_structure(
@@ -315,7 +315,7 @@ def _chosen(finished: tf.Tensor, old: tf.Tensor, new: tf.Tensor) -> tf.Tensor:
     """The old rows of sequences that are finished; scalars are always new."""
     if new.shape.rank == 0:
         return new
-    return v1.where_v2(tf.reshape(finished, [-1] + [1] * (new.shape.rank - 1)), old, new)
+    return _v1.where_v2(tf.reshape(finished, [-1] + [1] * (new.shape.rank - 1)), old, new)
 
 
 def sequence_loss(
@@ -330,7 +330,7 @@ def sequence_loss(
     """The weighted cross entropy of logits ``[batch, time, symbols]``: its mean over the weights of all steps, or of
     those of a sequence or of a step alone.
     """
-    loss_of = softmax_loss_function or v1.nn.sparse_softmax_cross_entropy_with_logits
+    loss_of = softmax_loss_function or _v1.nn.sparse_softmax_cross_entropy_with_logits
     weights = tf.cast(weights, logits.dtype)
     losses = loss_of(labels=targets, logits=logits) * weights
     axes = [a for a, over in enumerate((average_across_batch, average_across_timesteps)) if over]
