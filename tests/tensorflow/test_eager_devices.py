@@ -215,3 +215,22 @@ def test_a_step_with_an_optimizer_of_keras_is_a_program(ipu: Any) -> None:
     np.testing.assert_array_equal(losses, [3, 3 - 0.25 * 5])
     assert mean.result().numpy() == (3 + 1.75) / 2
     np.testing.assert_array_equal(model.weights[0][:, 0], 1 - np.array([1, 2]) * (0.25 + 0.375))
+
+
+def test_floating_point_exceptions_end_an_operation(ipu: Any) -> None:
+    import tensorflow as tf
+
+    config = ipu.config.IPUConfig()
+    config.auto_select_ipus = 1
+    config.floating_point_behaviour.div0 = True
+    config.configure_ipu_system()
+    one, infinite = tf.constant([1.0, 2.0]), tf.constant([np.inf, 1.0])
+    with tf.device(IPU):
+        np.testing.assert_array_equal(infinite + 1.0, [np.inf, 2])
+        with pytest.raises(
+            tf.errors.InternalError, match=r"state: IPU 0: .* RealDiv has values that are inf"
+        ):
+            tf.math.divide(one, one - one)
+        with pytest.raises(tf.errors.InternalError, match="Log1p has values that are no numbers"):
+            tf.math.log1p(-3.0 * one)
+    assert np.isinf(tf.math.divide(one, 0.0)).all()

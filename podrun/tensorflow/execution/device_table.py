@@ -185,20 +185,26 @@ class DeviceTable:
         """What the configuration says of rounding, exceptions and partial sums."""
         if self.config is None:
             return {}
-        behaviour = self.config.floating_point_behaviour
         planners = {
             PRODUCTS: _texts(self.config.matmuls.poplar_options),
             CONVOLUTIONS: _texts(self.config.convolutions.poplar_options),
         }
-        every = behaviour.set_all
         return {
             "engine_options": _texts(self.config.compilation_poplar_options),
             "stochastic_rounding": self.rounds_stochastically,
-            "floating_point_checks": every or behaviour.inv or behaviour.div0 or behaviour.oflo,
+            "floating_point_checks": self.stops_at_exceptions,
             "partials": partials_of(planners[PRODUCTS]),
             "convolution_partials": partials_of(planners[CONVOLUTIONS]),
             "planner_options": planners,
         }
+
+    @property
+    def stops_at_exceptions(self) -> bool:
+        """Whether a result that is not finite ends the run."""
+        if self.config is None:
+            return False
+        behaviour = self.config.floating_point_behaviour
+        return bool(behaviour.set_all or behaviour.inv or behaviour.div0 or behaviour.oflo)
 
     @property
     def rounds_stochastically(self) -> bool:

@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from podrun.core.errors import UnsupportedError
+from podrun.core.errors import ApplicationRuntimeError, UnsupportedError
 from podrun.private_apis.tensorflow import private_module, symbol
 from podrun.tensorflow.execution.device_table import DEVICES
+from podrun.tensorflow.execution.launching import in_words_of_the_sdk
 from podrun.tensorflow.execution.placed_devices import ipu_in, name_device, named_variables
 from podrun.tensorflow.operators.table import EXACT, HANDLERS, load_table
 
@@ -210,9 +211,28 @@ def _as_given(op_name: str, inputs: Sequence[object], value: object, ordinal: in
     if any(t.dtype in _WIDE for t in (*tensors, value)):
         _refuse_if_strict(op_name)
         return value
-    if value.dtype == tf.float16 and op_name not in EXACT:
-        value = _half(op_name, inputs, value)
-    return name_device(value, ordinal)
+    half = value.dtype == tf.float16 and op_name not in EXACT
+    own: tf.Tensor = _half(op_name, inputs, value) if half else value
+    if DEVICES.stops_at_exceptions and tensors and own.dtype.is_floating:
+        _check_finite(op_name, tensors, own, ordinal)
+    return name_device(own, ordinal)
+
+
+def _check_finite(op_name: str, inputs: Sequence[tf.Tensor], value: tf.Tensor, ordinal: int) -> None:
+    """InternalError, as a program's, for a result that is not finite although all inputs are."""
+    if np.isfinite(value.numpy()).all():
+        return
+    numbers = [t.numpy() for t in inputs if t.dtype.is_floating]
+    if all(np.isfinite(n).all() for n in numbers):
+        what = (
+            f"{op_name} has values that are {'no numbers' if np.isnan(value.numpy()).any() else 'infinite'}"
+        )
+        raise in_words_of_the_sdk(
+            ApplicationRuntimeError(
+                f"Tiles in excepted state: IPU {ordinal}: floating-point exception: {what}",
+                hint="Look at its inputs, or leave inv, div0 and oflo of floating_point_behaviour out.",
+            )
+        )
 
 
 def _refuse_if_strict(op_name: str) -> None:
