@@ -101,9 +101,6 @@ def _operations_module(name: str) -> types.ModuleType:
 
 def _library_operations(module: str) -> Mapping[str, Any]:
     """The operations or enumerations of a module of the SDK's libraries that stand in a table."""
-    if module in ("gen_sendrecv_ops", "gen_pop_datastream_ops", "gen_popnn_ops"):
-        own = importlib.import_module(_SDK + "library_operations").BY_MODULE[module]
-        return {operation.__name__: operation for operation in own}
     if module == "gen_application_runtime":
         source = importlib.import_module(_SDK + "embedded_runtime")
         return {
@@ -112,9 +109,9 @@ def _library_operations(module: str) -> Mapping[str, Any]:
         }
     if module == "config_pb2":
         return dict(importlib.import_module(_SDK + "config").MESSAGE_ENUMERATIONS)
-    if module not in ("gen_poprand_ops", "gen_popops_ops"):
+    if not module.startswith("gen_"):
         return {}
-    return dict(importlib.import_module(_SDK + "layer_ops").LIBRARY_OPERATIONS[module])
+    return dict(importlib.import_module(_SDK + "generated_operations").LIBRARY_OPERATIONS.get(module, {}))
 
 
 def _messages(module: str) -> dict[str, object]:
@@ -176,23 +173,8 @@ class SdkFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             if name.endswith(".test_utils"):
                 return _joined(name, "test_utils")
             module = types.ModuleType(name)
-            if name.endswith(".gen_popnn_ops"):
-                layers = importlib.import_module("podrun.tensorflow.addons.recurrent_call")
-                module.__dict__.update(layers.LIBRARY_LAYERS)
             module.__dict__.update(_library_operations(name.rpartition(".")[2]))
             module.__dict__.update(_messages(name.rpartition(".")[2]))
-            if name.endswith(("gen_ipu_ops", "gen_poputil_ops")):
-                source = importlib.import_module(_SDK + "replica_ops")
-                state = importlib.import_module(_SDK + "carried_state")
-                module.__dict__.update(
-                    ipu_replication_normalise=source.ipu_replication_normalise,
-                    ipu_stateful_gradient_accumulate=state.ipu_stateful_gradient_accumulate,
-                    ipu_stateful_gradient_accumulate_with_momentum=state.ipu_stateful_gradient_accumulate_with_momentum,
-                    ipu_clear_all_xla_compilation_caches=importlib.import_module(
-                        _SDK + "cases_of_tests"
-                    ).clear_compiled_programs,
-                    ipu_event_trace=importlib.import_module(_SDK + "events_of_tests").event_trace,
-                )
             return module
         if name == ROOT:
             importlib.import_module(_SDK + "scopes").install_front_end()

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.tensorflow.test_sdk_operations import Run, X, configured
+
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed"
 )
@@ -142,3 +144,50 @@ def test_group_norms_give_their_statistics(tf: Any, data_format: str, strided: b
     want = want if data_format == "NHWC" else want.transpose(0, 3, 1, 2)
     for got, value in zip(own, [want, means, inverses, means, inverses, want], strict=True):
         np.testing.assert_allclose(got, value, rtol=2e-4, atol=1e-5)
+
+
+def test_operations_have_the_names_of_the_sdks_libraries(ipu: Any) -> None:
+    import tensorflow as tf
+    from tensorflow.compiler.plugin.poplar.ops import (
+        gen_popnn_ops,
+        gen_popops_ops,
+        gen_poprand_ops,
+        gen_poputil_ops,
+    )
+
+    run: Run = configured(ipu, 2)
+    places = np.array([[3], [0], [3]], np.int32)
+
+    def rows(table: Any) -> Any:
+        updates = tf.ones([3, 2])
+        return (
+            gen_popops_ops.ipu_multi_slice(table, places[:, 0]),
+            gen_popops_ops.ipu_multi_update(table, places[:2], updates[:2]),
+            gen_popops_ops.ipu_multi_update_add(table, updates=updates, indices=places, scale=2),
+            gen_popops_ops.ipu_sequence_slice_unpack(table, [1, 2], [3, 0], [0, 1], total_elements=3),
+        )
+
+    table = np.arange(8, dtype=np.float32).reshape(4, 2)
+    read, written, added, unpacked = run(rows, table)
+    np.testing.assert_array_equal(read, table[places[:, 0]])
+    np.testing.assert_array_equal(written, [[1, 1], *table[1:3], [1, 1]])
+    np.testing.assert_array_equal(added, table + np.array([[2], [0], [0], [4]]))
+    np.testing.assert_array_equal(unpacked, table[[3, 0, 1]])
+
+    def between(x: Any) -> Any:
+        row = tf.reshape(x, [-1])[:4] + tf.cast(gen_poputil_ops.ipu_replication_index(), tf.float32)
+        (scattered,) = gen_popops_ops.ipu_reduce_scatter([row], replication_factor=2)
+        exchanged = gen_popops_ops.ipu_all_to_all(row, 0, 0, number_of_replicas=2)
+        masked, seed, reference = gen_poprand_ops.ipu_dropout(row + 1, rate=0.5, scale=2.0)
+        again, _ = gen_poprand_ops.ipu_dropout_with_seed_and_reference(
+            row + 1, seed, reference, rate=0.5, scale=2.0
+        )
+        gathered = gen_popops_ops.ipu_all_gather([scattered, exchanged], replication_factor=2)
+        return *gathered, masked, again, gen_popnn_ops.ipu_softmax(row)
+
+    scattered, exchanged, masked, again, soft = run(between, X)
+    row = X.reshape(-1)[:4]
+    np.testing.assert_array_equal(scattered, (2 * row + 1).reshape(2, 2))
+    np.testing.assert_array_equal(exchanged, [[*row[:2], *row[:2] + 1], [*row[2:], *row[2:] + 1]])
+    np.testing.assert_array_equal(masked, again)
+    np.testing.assert_allclose(soft, np.exp(row) / np.exp(row).sum(), rtol=1e-5)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import tensorflow as tf
 
@@ -167,7 +168,7 @@ def popnn_gru_layer(
     return _library_call(cell, inputs, kernel, biases, [initial_state], seq_len, att_score, options)
 
 
-LIBRARY_LAYERS = {
+LIBRARY_LAYERS: dict[str, Callable[..., Any]] = {
     "popnn_lstm_layer": popnn_lstm_layer,
     "popnn_dynamic_lstm_layer": popnn_lstm_layer,
     "popnn_gru_layer": popnn_gru_layer,

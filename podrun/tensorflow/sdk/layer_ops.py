@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from podrun.tensorflow.capture.markers import mark
-from podrun.tensorflow.sdk.replica_ops import cross_replica_mean, cross_replica_sum
 
 EPSILON = 1.53e-5
 """The norms' default."""
@@ -71,56 +70,6 @@ def seeded_dropout(
         noise_shape=shape,
     )
     return result
-
-
-def _dropped_with_seed(
-    x: tf.Tensor,
-    seed: tf.Tensor | Sequence[int],
-    rate: float,
-    scale: float,
-    noise_shape: Sequence[int] | None = None,
-    name: str | None = None,
-) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """``gen_poprand_ops.ipu_dropout_with_seed``: what is kept, with the probability ``rate``, times ``scale``; the
-    seed; and a reference that only the gradient of the SDK reads. `rand_ops.dropout` calls it with what its own
-    ``rate`` leaves, and one divided by that.
-    """
-    x, seed = tf.convert_to_tensor(x), tf.convert_to_tensor(seed, tf.int32)
-    kept = seeded_dropout(x, 1.0 - rate, noise_shape, seed)
-    factor = tf.constant(scale * rate, x.dtype)
-    return kept * factor, tf.identity(seed), tf.zeros([], x.dtype)
-
-
-def _dropped(
-    x: tf.Tensor,
-    rate: float,
-    scale: float,
-    noise_shape: Sequence[int] | None = None,
-    name: str | None = None,
-) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """``gen_poprand_ops.ipu_dropout``: the same with a seed that is drawn."""
-    seed = tf.random.uniform([2], tf.int32.min, tf.int32.max, tf.int32)
-    return _dropped_with_seed(x, seed, rate, scale, noise_shape)
-
-
-def _rows_added(
-    x: tf.Tensor, indices: tf.Tensor, updates: tf.Tensor, scale: tf.Tensor | float, name: str | None = None
-) -> tf.Tensor:
-    """``gen_popops_ops.ipu_multi_update_add``: rows of ``x`` with ``scale`` times the updates of their indices."""
-    x, updates = tf.convert_to_tensor(x), tf.convert_to_tensor(updates)
-    scaled = updates * tf.cast(scale, updates.dtype)
-    return tf.tensor_scatter_nd_add(x, tf.convert_to_tensor(indices)[..., None], scaled)
-
-
-LIBRARY_OPERATIONS: dict[str, dict[str, Callable[..., Any]]] = {
-    "gen_poprand_ops": {"ipu_dropout": _dropped, "ipu_dropout_with_seed": _dropped_with_seed},
-    "gen_popops_ops": {
-        "ipu_multi_update_add": _rows_added,
-        "ipu_cross_replica_sum": cross_replica_sum,
-        "ipu_cross_replica_mean": cross_replica_mean,
-    },
-}
-"""Operations of ``tensorflow.compiler.plugin.poplar.ops``, by their module."""
 
 
 def _checked_channels(inputs: tf.Tensor, groups: int, channels_axis: int) -> int:
