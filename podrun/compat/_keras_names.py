@@ -77,6 +77,11 @@ _IPU |= {
         "dense", "embedding_lookup", "normalization", "recomputation", "rnn",
     )
 }  # fmt: skip
+_IPU["optimizers.ipu_wrappers"] = {
+    "IpuOptimizer": f"{_ADDONS}accumulating_wrappers:WrappedOptimizer",
+    "_KerasOptimizerWrapper": f"{_ADDONS}accumulating_wrappers:FirstVersionOptimizer",
+    "_TensorflowOptimizerWrapper": f"{_ADDONS}accumulating_wrappers:FirstVersionOptimizer",
+}
 _SUBMODULES: dict[str, dict[str, dict[str, str]]] = {
     **dict.fromkeys(IPU_ROOTS, _IPU),
     ADDONS_ROOT: ADDON_MODULES,

@@ -227,3 +227,50 @@ def test_the_ordinal_stands_behind_the_name_of_a_queue(ipu: Any) -> None:
     assert ipu.ipu_infeed_queue.IPUInfeedQueue(data, "named", device_ordinal=2)._ordinal == 2
     unnamed = ipu.ipu_infeed_queue.IPUInfeedQueue(data, 1, 5)
     assert (unnamed._ordinal, unnamed._depth) == (1, 5)
+
+
+@pytest.mark.parametrize("pipelined", [True, False])
+def test_optimizers_of_keras_update_weights_of_programs_without_a_strategy(ipu: Any, pipelined: bool) -> None:
+    """The reduction of gradients of `tf.distribute` overrides its own gradient, and that one's, without end."""
+    import tensorflow.compat.v1 as tf
+    from tf_keras.optimizers.legacy import SGD
+
+    from podrun.compat._keras_names import own_module
+
+    wrappers = own_module("tensorflow.python.ipu.keras.optimizers.ipu_wrappers")
+    assert wrappers is not None
+    ops, wrapping = ipu.pipelining_ops, ipu.gradient_accumulation_optimizer
+    config = ipu.config.IPUConfig()
+    config.auto_select_ipus = 2
+    config.configure_ipu_system()
+    with tf.Graph().as_default(), tf.Session() as session:
+        outfeed = ipu.ipu_outfeed_queue.IPUOutfeedQueue()
+        optimizer = SGD(0.5, momentum=0.5)
+
+        def first() -> Any:
+            return tf.get_variable("w", initializer=2.0, use_resource=True) * 3.0
+
+        def last(x: Any) -> Any:
+            return x - 1.0
+
+        def pipeline() -> Any:
+            return ops.pipeline(
+                [first, last], 4, outfeed_queue=outfeed, reduction_method="sum",
+                optimizer_function=lambda loss: ops.OptimizerFunctionOutput(optimizer, loss, tape=tape),
+            )  # fmt: skip
+
+        def step() -> Any:
+            adapter = wrappers._KerasOptimizerWrapper(None, optimizer)
+            accumulating = wrapping.GradientAccumulationOptimizerV2(adapter, 4, reduction_method="sum")
+            loss = last(first())
+            with pytest.raises(ValueError, match="var_list must be provided"):
+                adapter.compute_gradients(loss)
+            pairs = accumulating.compute_gradients(loss, tf.trainable_variables())
+            return outfeed.enqueue(loss), accumulating.apply_gradients(pairs)
+
+        with tf.device("/device:IPU:0"), tf.GradientTape() as tape:
+            run = ipu.ipu_compiler.compile(pipeline if pipelined else lambda: ipu.loops.repeat(4, step))
+        session.run(tf.global_variables_initializer())
+        for expected in (2.0 - 6.0, 2.0 - 6.0 - (6.0 + 3.0)):
+            session.run(run)
+            assert session.run(tf.trainable_variables()) == [expected]

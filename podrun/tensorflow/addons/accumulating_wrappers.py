@@ -224,3 +224,37 @@ class KerasMapGradient(GradientWrapper):
     def get_config(self) -> dict[str, object]:
         """The wrapped optimizer, as Keras writes it, and the function."""
         return {**super().get_config(), "gradient_mapping_function": self.gradient_mapping_function}
+
+
+class FirstVersionOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
+    """An optimizer of Keras with the methods of those of version 1 (``ipu_wrappers._KerasOptimizerWrapper``), which
+    makes gradients of the weights of ``model``, or without a model of the variables that are asked for.
+    """
+
+    def __init__(self, model: tf_keras.Model | None, opt: Optimizer) -> None:
+        super().__init__(use_locking=False, name="optimizer_shim")
+        self._model, self._optimizer = model, opt
+
+    def compute_gradients(
+        self, loss: tf.Tensor, var_list: Sequence[tf.Variable] | None = None, **_: object
+    ) -> GradientPairs:
+        """Gradients and their variables. ValueError without a model and variables."""
+        variables = var_list if self._model is None else self._model.trainable_weights
+        if not variables:
+            raise ValueError(
+                "When _KerasOptimizerWrapper has been instantiated with it's model set to None, var_list must be "
+                "provided."
+            )
+        if isinstance(self._optimizer, tf.compat.v1.train.Optimizer):
+            return list(self._optimizer.compute_gradients(loss, variables))
+        return list(zip(self._optimizer.get_gradients(loss, variables), variables, strict=True))
+
+    def apply_gradients(
+        self, grads_and_vars: GradientPairs, global_step: tf.Variable | None = None, name: str | None = None
+    ) -> tf.Operation:
+        """The result of the optimizer's own method."""
+        return self._optimizer.apply_gradients(grads_and_vars)
+
+    def _create_slots(self, var_list: Sequence[tf.Variable]) -> None:
+        if isinstance(self._optimizer, Optimizer):
+            self._optimizer._create_all_weights(var_list)

@@ -74,10 +74,16 @@ def _dropped(
 
 
 def _dropped_again(
-    input: tf.Tensor, seed: tf.Tensor, reference: tf.Tensor, rate: float, scale: float, **options: Any
+    input: tf.Tensor,
+    seed: tf.Tensor,
+    reference: tf.Tensor,
+    rate: float,
+    scale: float,
+    noise_shape: Sequence[int] | None = None,
+    name: str | None = None,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """``ipu_dropout_with_seed_and_reference``: the mask of an operation before, by its seed."""
-    masked, seed, _ = _dropped_with_seed(input, seed, rate, scale, **options)
+    masked, seed, _ = _dropped_with_seed(input, seed, rate, scale, noise_shape)
     return masked, seed
 
 

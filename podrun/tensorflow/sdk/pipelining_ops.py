@@ -321,6 +321,13 @@ def _outfed_gradients(
     return [outfeed.enqueue(dict(captured))]
 
 
+def _to_flat_list(values: object) -> list[object]:
+    """The values of lists in lists, in order. Programs and tests call it by this name."""
+    if not isinstance(values, (list, tuple, range)):
+        return [values]
+    return [item for part in values for item in _to_flat_list(part)]
+
+
 def _make_slots(opt: tf.compat.v1.train.Optimizer, variables: Sequence[Any]) -> None:
     """Make an optimizer's slots outside of the branch that updates."""
     while hasattr(opt, "_opt"):
