@@ -56,6 +56,7 @@ _PREFIX = struct.Struct("<8sIQ")
 _DIGEST_BYTES = 32
 
 T = TypeVar("T")
+FieldReader = Callable[[Any], Any]
 
 
 def dumps(executable: Executable) -> bytes:
@@ -135,10 +136,22 @@ def read_executable(path: str | os.PathLike[str]) -> Executable:
 # --- Writing ------------------------------------------------------------------------------------------------
 
 
+_AS_IT_IS = frozenset((type(None), bool, int, float, str))
+
+
+@cache
+def _field_names(kind: type) -> tuple[str, ...] | None:
+    """The fields of a dataclass; None for another type."""
+    return tuple(field.name for field in fields(kind)) if is_dataclass(kind) else None
+
+
 def _plain(value: object) -> Any:
     """A dataclass as a dict in field order, enums as their values, tuples as lists."""
-    if is_dataclass(value):
-        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+    kind: type = type(value)
+    if kind in _AS_IT_IS:  # Most values are: looking further takes most of the time.
+        return value
+    if (names := _field_names(kind)) is not None:
+        return {name: _plain(getattr(value, name)) for name in names}
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, tuple):
@@ -156,6 +169,8 @@ def _variable_to_plain(variable: Variable) -> dict[str, Any]:
 
 def _sorted(value: object) -> Any:
     """Plain JSON data with every mapping in key order; raises TypeError for anything else."""
+    if type(value) in _AS_IT_IS:
+        return value
     if isinstance(value, Mapping):
         return {str(key): _sorted(value[key]) for key in sorted(value, key=str)}
     if isinstance(value, list | tuple):
@@ -226,22 +241,38 @@ def _typed(value: object, kind: type[T]) -> T:
 
 
 def _checked(kind: Any, value: Any) -> Any:
-    """A value of the header in the form that a field's type asks for: a dataclass from an object, a tuple from a list,
-    an enum from its member's value. Raises TypeError, KeyError or ValueError for one that does not fit.
+    """A value of the header in the form that a field's type asks for, see `_reader`."""
+    return _reader(kind)(value)
+
+
+@cache
+def _reader(kind: Any) -> FieldReader:
+    """What brings a value of the header into the form of a type: a dataclass from an object, a tuple from a list, an
+    enum from its member's value. It raises TypeError, KeyError or ValueError for a value that does not fit.
     """
     if isinstance(kind, type) and is_dataclass(kind):
-        hints = _hints(kind)
-        if missing := hints.keys() - value.keys() - {"rows"}:  # Written only for variables that have them.
-            raise KeyError(min(missing))
-        return kind(**{name: _checked(hints[name], part) for name, part in value.items()})
+        return _dataclass_reader(kind)
     if get_origin(kind) is tuple:
-        return tuple(_checked(get_args(kind)[0], item) for item in value)
+        item = _reader(get_args(kind)[0])
+        return lambda value: tuple([item(part) for part in value])
     if get_origin(kind) is types.UnionType:  # T | None
-        return None if value is None else _checked(get_args(kind)[0], value)
-    return kind(value) if issubclass(kind, enum.Enum) else _typed(value, kind)
+        present = _reader(get_args(kind)[0])
+        return lambda value: None if value is None else present(value)
+    if issubclass(kind, enum.Enum):
+        return lambda value: kind(value)
+    return lambda value: value if type(value) is kind else _typed(value, kind)
 
 
-_hints = cache(get_type_hints)
+def _dataclass_reader(kind: Any) -> FieldReader:
+    readers = {name: _reader(hint) for name, hint in get_type_hints(kind).items()}
+    needed = readers.keys() - {"rows"}  # Written only for variables that have them.
+
+    def read(value: Any) -> Any:
+        if missing := needed - value.keys():
+            raise KeyError(min(missing))
+        return kind(**{name: readers[name](part) for name, part in value.items()})
+
+    return read
 
 
 def _by_name(items: list[Any], decode: Callable[[Any], T], name: Callable[[T], str]) -> dict[str, T]:

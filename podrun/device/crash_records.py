@@ -18,7 +18,7 @@ import functools
 import importlib
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ import numpy as np
 from podrun.core.documents import write_whole
 from podrun.core.environment import PODRUN_CONVOLUTIONS, XDG_STATE_HOME, environment
 from podrun.core.errors import ApplicationRuntimeError, ErrorCause, ErrorCode, UnrecoverableRuntimeError
-from podrun.core.executable import Array, Computation, Executable
+from podrun.core.executable import Array, Computation
 from podrun.core.names import SLICE, parse_scope
 from podrun.core.shared_region import RegionName, SharedRegion
 
@@ -233,12 +233,11 @@ def _advice(environ: Mapping[str, str]) -> str:
     return f"to go on, export {PODRUN_CONVOLUTIONS}=xla (XLA's own convolutions, slower) and start again; {blame}"
 
 
-def describe_piece(computation: Computation, executable: Executable, ipu: int, on: str) -> str:
-    """Text for a piece: its name, the layers that IPU ``ipu`` of a replica computes, and the IPUs ``on``."""
+def describe_piece(computation: Computation, layers: Sequence[str], on: str) -> str:
+    """Text for a piece: its name, the layers that its IPU computes (`busiest_layers`), and the IPUs ``on``."""
     if any(name.startswith(SLICE) for name in computation.outputs):
         names = sorted({name.removeprefix(SLICE) for name in computation.outputs if name.startswith(SLICE)})
         return f"piece {computation.name!r} (update of {', '.join(names[:_LAYERS])}) on {on}"
-    layers = busiest_layers(executable.tile_report, ipu)
     more = f" and {len(layers) - _LAYERS} more" if len(layers) > _LAYERS else ""
     named = f" (layers {', '.join(layers[:_LAYERS])}{more})" if layers else ""
     return f"piece {computation.name!r}{named} on {on}"

@@ -53,6 +53,7 @@ def missing_torch_names() -> list[str]:
     return [name for name in REQUIRED if find_name(name) is None]
 
 
+@functools.cache  # Some are asked for with each function of torch that a program calls.
 def _need(name: str) -> Any:
     value = find_name(name)
     if value is None:

@@ -44,9 +44,12 @@ class GraphDigest:
         """Add a value: a number, text, array, type, enum, dataclass, subgraph, or a collection of these."""
         kind: type = type(value)
         if kind in _PLAIN:  # Most values of a graph are plain: looking further takes most of the time.
-            self._write(kind.__name__, repr(value).encode())
+            self._hash.update(_plain_bytes(kind, value))
         elif isinstance(value, (tuple, list)):
             self._write("sequence", b"%d" % len(value))
+            if all(type(item) in _PLAIN for item in value):
+                self._hash.update(b"".join([_plain_bytes(type(item), item) for item in value]))
+                return
             for item in value:
                 self.add(item)
         elif isinstance(value, OperatorGraph):
@@ -73,7 +76,21 @@ class GraphDigest:
             raise InternalError(f"a graph holds {value!r}, of which no digest can be made")
 
     def _write(self, kind: str, content: bytes) -> None:
-        self._hash.update(b"%b:%d:%b" % (kind.encode(), len(content), content))
+        self._hash.update(_written(kind, content))
+
+
+def _written(kind: str, content: bytes) -> bytes:
+    return b"%b:%d:%b" % (kind.encode(), len(content), content)
+
+
+def _plain_bytes(kind: type, value: object) -> bytes:
+    return _text_bytes(value) if type(value) is str else _written(kind.__name__, repr(value).encode())
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _text_bytes(text: str) -> bytes:
+    """Names of fields, operators and tensors come again and again."""
+    return _written("str", repr(text).encode())
 
 
 _PLAIN = frozenset((type(None), bool, int, float, str, bytes))

@@ -227,7 +227,8 @@ def test_stacks_that_cannot_be_kept_are_said_to_be_lost(tmp_path: Path) -> None:
 
 def test_a_piece_is_told_by_its_name_its_layers_and_its_ipus() -> None:
     executable = linear(8)
-    names = {n: describe_piece(c, executable, 0, "IPUs 4-7") for n, c in executable.computations.items()}
+    layers = busiest_layers(executable.tile_report, 0)
+    names = {n: describe_piece(c, layers, "IPUs 4-7") for n, c in executable.computations.items()}
     assert any(text == f"piece {name!r} on IPUs 4-7" for name, text in names.items())
     report = {
         "segments": [

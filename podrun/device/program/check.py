@@ -180,12 +180,12 @@ def _check_reads(instructions: Sequence[Instruction], executable: Executable, ip
                 continue
         where = f"instruction {index} of IPU {ipu}"
         for buffer in (*reads, *writes):
-            prefix = next((p for p in (WHOLE, SLICE) if buffer.startswith(p)), None)
-            if prefix is not None:
-                _require(buffer[len(prefix) :] in executable.arenas, f"{where} names no arena: {buffer!r}")
-            elif buffer in reads:
-                known = buffer in lasting or buffer in written
-                _require(known, f"{where} reads {buffer!r}, which nothing wrote before")
+            if buffer.startswith((WHOLE, SLICE)):
+                arena = buffer.removeprefix(WHOLE if buffer.startswith(WHOLE) else SLICE)
+                _require(arena in executable.arenas, f"{where} names no arena: {buffer!r}")
+        for buffer in reads:
+            known = buffer in lasting or buffer in written or buffer.startswith((WHOLE, SLICE))
+            _require(known, f"{where} reads {buffer!r}, which nothing wrote before")
         if isinstance(instruction, Compute):
             written.difference_update(computation.donated)
         written.update(writes)

@@ -29,15 +29,14 @@ def held_by_ipu(executable: Executable) -> list[list[str]]:
     roles = (VariableRole.WEIGHT, VariableRole.OPTIMIZER_STATE)
     names = {n for n, v in executable.variables.items() if v.role in roles and not v.per_replica}
     behind = {m.name: arena.name for arena in executable.arenas.values() for m in arena.members}
+    own = {n: {n, WHOLE + behind[n], SLICE + behind[n]} if n in behind else {n} for n in names}
+    ends = {name: (set(c.inputs), set(c.outputs)) for name, c in executable.computations.items()}
     places = dict.fromkeys(names, 0)
     for written in (True, False):
         for k, work in reversed(list(enumerate(executable.instructions))):
-            for computation in (
-                executable.computations[i.computation] for i in work if isinstance(i, Compute)
-            ):
-                for name in names:
-                    own = {name, WHOLE + behind.get(name, ""), SLICE + behind.get(name, "")}
-                    if own & set(computation.inputs) and bool(own & set(computation.outputs)) is written:
+            for inputs, outputs in (ends[i.computation] for i in work if isinstance(i, Compute)):
+                for name, buffers in own.items():
+                    if not buffers.isdisjoint(inputs) and buffers.isdisjoint(outputs) is not written:
                         places[name] = k
     return [sorted(n for n in names if places[n] == k) for k in range(len(executable.instructions))]
 

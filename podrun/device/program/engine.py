@@ -14,7 +14,7 @@ import functools
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +36,13 @@ from podrun.core.executable import (
 )
 from podrun.core.shared_region import RegionName
 from podrun.core.terminal import reported_steps
-from podrun.device.crash_records import CrashReader, describe_piece, own_crash_record, survive_stack_overflow
+from podrun.device.crash_records import (
+    CrashReader,
+    busiest_layers,
+    describe_piece,
+    own_crash_record,
+    survive_stack_overflow,
+)
 from podrun.device.program.buffers import Buffers
 from podrun.device.program.digests import (
     CONTROL_ROW,
@@ -126,16 +132,18 @@ class Engine:
             group.allocate(_CONTROL, "int64", CONTROL_ROW * group.size)
         self._other_records = self._records_of_others()
         self.buffers = Buffers(executable, groups.peers)
+        produced = self._produced()
         compiled = {
-            name: pieces.piece(c, self._donated(c), self.buffers.updated_in_place(c))
+            name: pieces.piece(c, self._donated(c, produced), self.buffers.updated_in_place(c))
             for name, c in reported_steps("compiling piece", executable.computations.items())
         }
         first = groups.position * ipus_per_position(executable)
         texts = {
             (k, i.computation): describe_piece(
-                executable.computations[i.computation], executable, first + k, ipus(first + k)
+                executable.computations[i.computation], layers, ipus(first + k)
             )
             for k, work in enumerate(executable.instructions)
+            for layers in [busiest_layers(executable.tile_report, first + k)]
             for i in work
             if isinstance(i, Compute)
         }
@@ -304,9 +312,9 @@ class Engine:
                 if arena.sliced:
                     self.buffers.all_gather(name)
 
-    def _donated(self, computation: Computation) -> tuple[int, ...]:
-        """Positions of operands that the piece may overwrite: temporaries that a Computation made and that nothing else
-        refers to. The host's arrays, stashes and messages between IPUs are not among them.
+    def _produced(self) -> set[str]:
+        """Temporaries that a Computation made and that nothing else refers to. The host's arrays, stashes and messages
+        between IPUs are not among them.
         """
         produced = {name for c in self.executable.computations.values() for name in c.outputs}
         for instruction in itertools.chain(*self.executable.instructions):
@@ -314,6 +322,10 @@ class Engine:
                 produced -= {instruction.source, instruction.destination}
             elif isinstance(instruction, Send | Receive | StoreStream):
                 produced.discard(instruction.buffer)
+        return produced
+
+    def _donated(self, computation: Computation, produced: Set[str]) -> tuple[int, ...]:
+        """Positions of operands that the piece may overwrite: those that are ``produced`` (`_produced`)."""
         return tuple(
             position
             for position, name in enumerate(computation.inputs)
