@@ -57,6 +57,43 @@ def test_a_step_is_served_and_saved(ipu: Any, tmp_path: Path) -> None:
         export(lambda x: x, str(tmp_path / "other"), iterations=1, input_dataset=[X])
 
 
+def test_a_keras_model_exports_itself(ipu: Any, tmp_path: Path) -> None:
+    """A graph of layers with two inputs, and a subclass whose ``build`` said the shape of its input."""
+    import tensorflow as tf
+    from tensorflow import keras
+
+    class Scaled(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense = keras.layers.Dense(2, use_bias=False)
+
+        def call(self, inputs: object) -> object:
+            return self.dense(inputs)
+
+    with ipu.ipu_strategy.IPUStrategyV1().scope():
+        inputs = [keras.Input(3, batch_size=4, name=f"input_{i}") for i in range(2)]
+        graph = keras.Model(inputs, keras.layers.Subtract()(inputs))
+        graph.compile(steps_per_execution=2)
+        subclass = Scaled()
+        with pytest.raises(
+            ValueError, match="has not been built, so that the shapes of its inputs are not known"
+        ):
+            subclass.export_for_ipu_serving(str(tmp_path / "none"))
+        subclass.build((4, 3))
+        subclass.set_weights([W])
+    run = graph.export_for_ipu_serving(
+        str(tmp_path / "graph"),
+        preprocessing_step=lambda left, right: (2 * left, right),
+        preprocessing_step_signature=[tf.TensorSpec([4, 3])] * 2,
+    )
+    np.testing.assert_allclose(*run(tf.constant(X), tf.constant(X)).values(), X, rtol=1e-6)
+    subclass.export_for_ipu_serving(str(tmp_path / "subclass"), output_names="y")
+    np.testing.assert_allclose(_served(tmp_path / "subclass"), X @ W, rtol=1e-5)
+    with pytest.raises(ValueError, match="is not empty"):
+        subclass.export_for_ipu_serving(str(tmp_path / "subclass"))
+    subclass.export_for_ipu_serving(str(tmp_path / "subclass"), purge_export_dir=True)
+
+
 def test_a_pipeline_and_a_keras_model_are_served(ipu: Any, tmp_path: Path) -> None:
     import tensorflow as tf
     from tensorflow import keras

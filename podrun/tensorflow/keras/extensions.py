@@ -257,8 +257,10 @@ def _held_begin(kind: str, plain_end: Callable[..., object]) -> Replacement:
 def _asynchronous(model: Model, kind: str) -> bool:
     """Whether callbacks are called for every step: not where a pipeline adds the steps of an update up."""
     options = options_of(model)
-    summed = kind != "predict" and options.accumulates_outfeed and may_be_pipelined(model)
-    return options.asynchronous and not summed
+    if not options.asynchronous or kind == "predict" or not options.accumulates_outfeed:
+        return options.asynchronous
+    together = options.pipeline_steps if kind == "train" else model._steps_per_execution.numpy()
+    return together == 1 or not may_be_pipelined(model)
 
 
 def _held_end(callbacks: CallbackList, plain: Callable[..., object], batch: int, logs: object = None) -> None:

@@ -6,6 +6,7 @@ traced for a version of the options.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -243,6 +244,11 @@ class ModelExtension:
     def set_asynchronous_callbacks(self, asynchronous: bool = False) -> None:
         """Whether callbacks for batches are called for every step, in a thread of their own."""
         options_of(self).asynchronous = bool(asynchronous)
+
+    def export_for_ipu_serving(self, export_dir: str, *args: object, **kwargs: object) -> object:
+        """Write the model to a folder that is served: `ipu.serving.export_keras`, with its arguments."""
+        exported = importlib.import_module("podrun.tensorflow.sdk.exported_models")
+        return exported.export_keras(self, export_dir, *args, **kwargs)
 
     def set_infeed_queue_options(self, **kwargs: object) -> None:
         """Options of the infeed; they change no numbers."""

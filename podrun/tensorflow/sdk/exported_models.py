@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -111,6 +112,20 @@ def export_pipeline(
     return write_folder(steps, checked_folder(export_dir, purge_export_dir), iterations)
 
 
+def _inputs_of(model: tf.keras.Model) -> Any:
+    """The symbolic inputs of a graph of layers, or specs of the inputs with which a subclass was built or called."""
+    if model.inputs:
+        return model.inputs if len(model.inputs) > 1 else model.inputs[0]
+    assignment = importlib.import_module("podrun.tensorflow.keras.stage_assignment")
+    if not assignment.is_built_subclass(model):
+        raise ValueError(
+            f"Model {model.name} has not been built, so that the shapes of its inputs are not known: call `build` with "
+            "them before it is exported."
+        )
+    specs = model._saved_model_inputs_spec
+    return assignment.built_specs(model) if specs is None else specs
+
+
 def export_keras(
     model: tf.keras.Model,
     export_dir: str,
@@ -123,22 +138,22 @@ def export_keras(
     purge_export_dir: bool = False,
 ) -> Callable[..., Any] | None:
     """Write a Keras model to a folder, as `export_single_step` with ``steps_per_execution`` iterations. ValueError for
-    a model that was not made under an IPU strategy, and where no batch size is known.
+    a model that was not made under an IPU strategy, and where its inputs or the batch size are not known.
     """
     under_strategy(model)
-    signature = []
-    for place, tensor in enumerate(tf.nest.flatten(model.inputs)):
+    signature, inputs = [], _inputs_of(model)
+    for place, tensor in enumerate(tf.nest.flatten(inputs)):
         shape = tensor.shape.as_list()
         shape[0] = batch_size or shape[0]
         if shape[0] is None:
             raise ValueError("The model's batch size is not known: set batch_size.")
-        name = getattr(tensor, "name", f"input_{place}").split(":")[0].replace("/", "_")
+        name = (getattr(tensor, "name", None) or f"input_{place}").split(":")[0].replace("/", "_")
         signature.append(tf.TensorSpec(shape, tensor.dtype, name))
     steps = getattr(model, "_steps_per_execution", None)
     iterations = 1 if steps is None else int(steps.numpy())
 
     def predict(*values: tf.Tensor) -> Any:
-        return model(list(values) if len(values) > 1 else values[0], training=False)
+        return model(tf.nest.pack_sequence_as(inputs, values), training=False)
 
     served = _steps(
         predict,
