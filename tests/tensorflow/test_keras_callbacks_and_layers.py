@@ -13,7 +13,16 @@ import numpy as np
 import pytest
 
 from tests.tensorflow.test_keras_pipelines import staged_sequential
-from tests.tensorflow.test_keras_rules import POINTS, TARGETS, close, linear, trained
+from tests.tensorflow.test_keras_rules import (
+    POINTS,
+    TARGETS,
+    WEIGHTS,
+    close,
+    configure,
+    gradient,
+    linear,
+    trained,
+)
 from tests.tensorflow.test_keras_rules import one_ipu as one_ipu
 from tests.tensorflow.test_keras_rules import two_replicas as two_replicas
 
@@ -147,3 +156,52 @@ def test_layers_that_change_images_draw_on_the_device(
     assert 1 < len({sample.tobytes() for sample in drawn}) <= 16
     if name == "flip":
         assert all(np.array_equal(s, image[0]) or np.array_equal(s, image[0][:, ::-1]) for s in drawn)
+
+
+@pytest.mark.parametrize("method", ["train_on_batch", "test_on_batch", "predict_on_batch"])
+def test_one_batch_is_too_little_for_several_steps_or_replicas(two_replicas: None, method: str) -> None:
+    import tensorflow as tf
+
+    model = linear(3)
+    data = (POINTS[:4],) if method == "predict_on_batch" else (POINTS[:4], TARGETS[:4])
+    words = (
+        f"`{method}` takes one batch, but an execution of the model .* takes 6: `steps_per_execution` is 3"
+    )
+    with pytest.raises(tf.errors.OutOfRangeError, match=words):
+        getattr(model, method)(*data)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_an_update_of_the_programs_own_sees_what_is_accumulated(ipu_device: None, replicas: int) -> None:
+    """It clips the sum of three gradients of its replica, gives it to an outfeed, and adds up those of the replicas."""
+    from tensorflow import keras
+
+    from podrun.tensorflow.sdk.ipu_outfeed_queue import IPUOutfeedQueue
+    from podrun.tensorflow.sdk.ipu_strategy import IPUStrategyV1
+
+    queue = IPUOutfeedQueue()
+
+    class Clips(keras.optimizers.SGD):  # type: ignore[misc]
+        def apply_gradients(self, grads_and_vars: object, name: str | None = None) -> object:
+            import tensorflow as tf
+
+            pairs = [(tf.clip_by_value(g, -2.0, 2.0), v) for g, v in grads_and_vars]  # type: ignore[attr-defined]
+            queue.enqueue(pairs[0][0])
+            return super().apply_gradients(pairs)
+
+    configure(replicas)
+    with IPUStrategyV1().scope():
+        model = linear(3)
+        model.compile(Clips(0.1), "mse", steps_per_execution=3)
+        model.set_gradient_accumulation_options(3)
+        model.fit(POINTS[:24], TARGETS[:24], batch_size=8 // replicas, shuffle=False, verbose=0)
+    size = 8 // replicas
+    sums = [
+        sum(gradient(WEIGHTS, (step * replicas + replica) * size, size) for step in range(3))
+        for replica in range(replicas)
+    ]
+    clipped = np.clip(np.array(sums), -2, 2)
+    assert (np.abs(np.array(sums)) > 2).any()
+    sent = np.asarray(queue.dequeue())
+    np.testing.assert_allclose(sent.reshape(replicas, -1), clipped.reshape(replicas, -1), rtol=1e-5)
+    close(model, WEIGHTS - 0.1 * clipped.sum(0))

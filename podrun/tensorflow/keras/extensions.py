@@ -18,7 +18,7 @@ from podrun.tensorflow.keras.accumulating_optimizers import (
     on_ipu,
     replace_method,
 )
-from podrun.tensorflow.keras.data_rules import check_model_data, install_data_rules
+from podrun.tensorflow.keras.data_rules import check_model_data, install_data_rules, replicas_of
 from podrun.tensorflow.keras.model_options import ModelExtension, options_of
 from podrun.tensorflow.keras.model_programs import ModelProgram
 from podrun.tensorflow.keras.reported_values import BatchCallbacks, held_back, hold_back
@@ -194,8 +194,20 @@ def _checked_call(model: Model, plain: Callable[..., object], *args: object, **k
 
 
 def _batch_call(model: Model, plain: Callable[..., object], *args: object, **kwargs: object) -> object:
-    """One step with a batch: Keras iterates over it on the host."""
-    with _host_iteration() if on_ipu(model) and tf.executing_eagerly() else contextlib.nullcontext():
+    """One step with a batch: Keras iterates over it on the host. OutOfRangeError where an execution takes more."""
+    if not on_ipu(model) or not tf.executing_eagerly():
+        return plain(model, *args, **kwargs)
+    steps = 1 if model._steps_per_execution is None else int(model._steps_per_execution.numpy())
+    replicas = replicas_of(model)
+    if steps * replicas > 1:
+        raise tf.errors.OutOfRangeError(
+            None,
+            None,
+            f"`{plain.__name__}` takes one batch, but an execution of the model {model.name} takes {steps * replicas}: "
+            f"`steps_per_execution` is {steps}, and {replicas} replicas run. Give the batches as a dataset to `fit`, "
+            "`evaluate` or `predict`, or compile with `steps_per_execution=1` and configure the IPUs of one replica.",
+        )
+    with _host_iteration():
         return plain(model, *args, **kwargs)
 
 
