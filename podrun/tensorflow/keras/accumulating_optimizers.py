@@ -77,10 +77,16 @@ def accumulating(model: Model, which: WhichAccumulation | None) -> Iterator[None
         yield
         return
     _ACCUMULATING[id(optimizer)] = functools.partial(_checked, optimizer, which)
+    plain = type(optimizer).apply_gradients
+    own = isinstance(optimizer, _families()) and not plain.__module__.startswith(("tf_keras.", "podrun."))
+    if own:  # The method of a program's class is called once for an update, with what is accumulated.
+        object.__setattr__(optimizer, "apply_gradients", functools.partial(_own_update, optimizer, plain))
     try:
         yield
     finally:
         del _ACCUMULATING[id(optimizer)]
+        if own:
+            object.__delattr__(optimizer, "apply_gradients")
 
 
 def _checked(optimizer: Optimizer, which: WhichAccumulation) -> Accumulation | None:
@@ -151,27 +157,56 @@ def _accumulated_of_version_1(
 
 
 def accumulated(
-    optimizer: Optimizer, plain: Replacement, grads_and_vars: GradientPairs, *args: object, **kwargs: object
+    optimizer: Optimizer,
+    plain: Replacement,
+    grads_and_vars: GradientPairs,
+    *args: object,
+    reduces_itself: bool = False,
+    **kwargs: object,
 ) -> object:
-    """``plain``'s update, or, where a model that is traced accumulates with this optimizer, with whole gradients."""
+    """``plain``'s update, or, where a model that is traced accumulates with this optimizer, with whole gradients.
+    ``reduces_itself``: whether the update sums them over replicas.
+    """
     which = _ACCUMULATING.get(id(optimizer))
     accumulation = None if which is None else which()
     if accumulation is None:
         return plain(optimizer, grads_and_vars, *args, **kwargs)
     del _ACCUMULATING[id(optimizer)]  # The update itself is made with the accumulated gradients.
     try:
+        update = functools.partial(plain, optimizer, *args, **kwargs)
         return accumulated_update(
-            optimizer, accumulation, grads_and_vars, functools.partial(plain, optimizer, *args, **kwargs)
+            optimizer, accumulation, grads_and_vars, update, reduces_itself=reduces_itself
         )
     finally:
         _ACCUMULATING[id(optimizer)] = which  # type: ignore[assignment]
 
 
-def accumulated_update(
-    optimizer: Optimizer, accumulation: Accumulation, grads_and_vars: GradientPairs, update: Replacement
+def _own_update(
+    optimizer: Optimizer, plain: Replacement, grads_and_vars: GradientPairs, *args: object, **kwargs: object
 ) -> object:
-    """Accumulate the gradients of this step, and call ``update`` with the sums over replicas when they are complete.
-    A program whose iterations are mini-batches is modelled as so many of them to an update, unless it is a pipeline.
+    """An update by a program's own ``apply_gradients``: gradients of this replica come to it, as in the SDK, and are
+    summed over replicas where it calls Keras' own.
+    """
+
+    def run(
+        own: Optimizer, grads_and_vars: GradientPairs, experimental_aggregate_gradients: bool = True
+    ) -> object:
+        return plain(own, grads_and_vars, *args, **kwargs)
+
+    return accumulated(optimizer, run, grads_and_vars, reduces_itself=True)
+
+
+def accumulated_update(
+    optimizer: Optimizer,
+    accumulation: Accumulation,
+    grads_and_vars: GradientPairs,
+    update: Replacement,
+    *,
+    reduces_itself: bool = False,
+) -> object:
+    """Accumulate the gradients of this step, and call ``update`` with the sums over replicas when they are complete,
+    or with this replica's if it ``reduces_itself``. A program whose iterations are mini-batches is modelled as so many
+    of them to an update, unless it is a pipeline.
     """
     if not getattr(tf.distribute.get_strategy(), "adds_reductions", True):
         raise UnsupportedError(
@@ -190,7 +225,7 @@ def accumulated_update(
             optimizer._create_all_weights([v for _, v in pairs])
 
     def total(gradient: tf.Tensor) -> tf.Tensor:
-        return reduced_over_replicas(tf.distribute.ReduceOp.SUM, gradient)
+        return gradient if reduces_itself else reduced_over_replicas(tf.distribute.ReduceOp.SUM, gradient)
 
     def now(ready: GradientPairs) -> object:
         return update(grads_and_vars=ready, experimental_aggregate_gradients=False)
