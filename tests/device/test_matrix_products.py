@@ -24,10 +24,13 @@ from podrun.core.executable import Executable, TensorSpec
 from podrun.device.host.client import InProcessMachines
 from podrun.device.program.buffers import Buffers
 from podrun.device.program.xla_memory import Operands
-from podrun.device.xla import convolutions
+from podrun.device.xla import convolutions, matrix_products
 from podrun.device.xla.clients import one_thread_device, own_settings
 from podrun.device.xla.matrix_products import (
     LEAST_MULTIPLICATIONS,
+    WITH_BIAS,
+    WITH_CUT,
+    WITH_MASK,
     ProductCall,
     ResultPlaces,
     check_products,
@@ -222,6 +225,11 @@ def test_the_check_finds_a_wrong_product() -> None:
         ([0, 0, 2, 3, 4, 0, -1, 1], (8, 12, 6)),
         ([0, 0, 2, 3, 4, 0, 0, 1], (8, 11, 6)),
         ([0, 0, 2, 3, 4, 1, 0, 1], (8, 12, 6)),
+        ([0, 0, 2, 3, 4, 1, 0, 1, 1], (8, 12, 6, 3, 6)),
+        ([0, 0, 2, 3, 4, 0, 0, 1, 8], (8, 12, 6)),
+        ([0, 0, 2, 3, 4, 0, 0, 1, 1], (8, 12, 2, 6)),
+        ([0, 0, 2, 3, 4, 0, 0, 1, 4], (8, 12, 3, 6)),
+        ([0, 0, 2, 3, 4, 0, 0, 1, 0, 0], (8, 12, 6)),
     ],
 )
 def test_numbers_and_memory_have_to_fit(numbers: list[int], sizes: tuple[int, ...]) -> None:
@@ -232,7 +240,7 @@ def test_numbers_and_memory_have_to_fit(numbers: list[int], sizes: tuple[int, ..
 
 def test_matrix_products_stay_inside_of_their_memory() -> None:
     """Of operands and results between pages that nobody may touch, against exact sums of integers."""
-    memory = [GuardedMemory(1 << 16) for _ in range(4)]
+    memory = [GuardedMemory(1 << 16) for _ in range(5)]
     for number in range(60):
         guarded_product(native, 3, number, memory)
 
@@ -397,7 +405,68 @@ def test_a_module_of_an_earlier_checkout_is_refused_by_name(monkeypatch: pytest.
         convolutions._start()
 
 
+def loss(weights: Any, x: Any) -> Any:
+    """Two layers with biases and cuts, whose gradients pass the cut between them."""
+    first, bias, second = weights
+    hidden = jax.nn.relu(x @ first + bias)
+    return (jax.nn.relu(hidden @ second + bias[:N]) * (1 + jnp.arange(N) % 3)).sum()
+
+
+@pytest.mark.parametrize("strange", [None, 1e-39])
+def test_biases_and_cuts_are_part_of_the_call_with_the_same_bits(
+    strange: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, bias, second, x = normal((K, 192), (192,), (192, N), (M, K))
+    if strange is not None:
+        bias[::7], x[3, 5] = strange, strange
+    first[:, 11] = 0
+    bias[11] = 0  # A sum that is 0 passes no gradient.
+    follows, bits = [], []
+    for more in (True, False):
+        if not more:
+            monkeypatch.setattr(matrix_products, "_followers", lambda *_: matrix_products._Followers())
+        lowered = lower(jax.value_and_grad(loss), (first, bias, second), x)
+        follows.append(sorted(call.follows for call in rewrite_products(lowered, lambda: True)))
+        assert ("maximum" in lowered.as_text()) is not more
+        bits.append(
+            [np.asarray(r).tobytes() for r in jax.tree.leaves(lowered.compile()((first, bias, second), x))]
+        )
+    assert follows == [[0, 0, WITH_BIAS | WITH_CUT, WITH_BIAS | WITH_CUT, WITH_MASK], [0] * 5]
+    assert bits[0] == bits[1]
+
+
+def test_what_is_no_number_passes_a_cut() -> None:
+    x, y, bias = normal((M, K), (K, N), (N,))
+    bias[7] = np.nan
+    lowered = lower(lambda x, y, b: jax.nn.relu(x @ y + b), x, y, bias)
+    (call,) = rewrite_products(lowered, lambda: True)
+    assert call.follows == WITH_BIAS | WITH_CUT
+    assert np.isnan(lowered.compile()(x, y, bias)).sum(axis=0).tolist() == [M * (i == 7) for i in range(N)]
+
+
+def test_what_reads_a_sum_otherwise_keeps_it() -> None:
+    """A sum that others read, a cut at 1, a vector for rows, and a choice between other things stay XLA's."""
+    x, y, rows, columns, whole = normal((M, K), (K, N), (M, 1), (N,), (M, N))
+    for function in (
+        lambda x, y, r, c, w: (lambda s: (jnp.maximum(s, 0), s * 2))(x @ y + c),
+        lambda x, y, r, c, w: jnp.maximum(x @ y + c, 1),
+        lambda x, y, r, c, w: jnp.maximum(x @ y + r, 0),
+        lambda x, y, r, c, w: jnp.where(w > 0, x @ y, 1),
+        lambda x, y, r, c, w: jnp.where(w > 1, x @ y, 0),
+        lambda x, y, r, c, w: jnp.where(c > 0, x @ y, 0),
+        lambda x, y, r, c, w: jnp.where(w > 0, 0, x @ y),
+    ):
+        lowered = lower(function, x, y, rows, columns, whole)
+        (call,) = rewrite_products(lowered, lambda: True)
+        assert call.follows == 0
+        results = lowered.compile()(x, y, rows, columns, whole)
+        for got, want in zip(
+            jax.tree.leaves(results), jax.tree.leaves(function(x, y, rows, columns, whole)), strict=True
+        ):
+            np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-4)
+
+
 def test_the_call_of_a_product_names_its_form() -> None:
     """Programs compiled with other numbers are compiled again: raise `convolutions.FORM` with them."""
-    assert re.fullmatch(r"onednn, 3", convolutions.formulation())
+    assert re.fullmatch(r"onednn, 4", convolutions.formulation())
     assert len(ProductCall(M, N, K).numbers()) == 8

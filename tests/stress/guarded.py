@@ -26,6 +26,7 @@ import numpy as np
 
 from podrun.device.xla import convolutions
 from podrun.device.xla.convolutions import Convolution, ConvolutionCall, Kind
+from podrun.device.xla.matrix_products import WITH_BIAS, WITH_CUT, WITH_MASK
 from podrun.device.xla.packing import PACKED
 
 CHANNELS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 17, 20, 24, 31, 32, 33, 48, 64)
@@ -205,7 +206,8 @@ def guarded_product(module: Any, seed: int, number: int, memory: list[GuardedMem
     sizes = (rows * terms, terms * columns, rows * columns, rows * columns)
     if max(sizes) > memory[0].elements:
         return
-    numbers = [left_turned, right_turned, rows, columns, terms, adds, 0, parts]
+    follows = 0 if adds else dice.choice((0, *range(8)))
+    numbers = [left_turned, right_turned, rows, columns, terms, adds, 0, parts, follows]
     for at_end in (False, True):
         left, right, added, result = (m.array(n, at_end) for m, n in zip(memory, sizes, strict=False))
         left[:], right[:], added[:] = np.arange(left.size) % 7 - 3, np.arange(right.size) % 5 - 2, 1
@@ -213,6 +215,16 @@ def guarded_product(module: Any, seed: int, number: int, memory: list[GuardedMem
         b = right.reshape(columns, terms).T if right_turned else right.reshape(terms, columns)
         expected = (a.astype(np.float64) @ b + adds).reshape(-1)
         operands = (left, right, added) if adds else (left, right)
+        if follows & WITH_BIAS:
+            operands += (memory[4].array(columns, at_end),)
+            operands[-1][:] = np.arange(columns) % 3 - 1
+            expected += np.tile(operands[-1], rows)
+        if follows & WITH_CUT:
+            expected = np.maximum(expected, 0)
+        if follows & WITH_MASK:
+            added[:] = np.arange(added.size) % 4 - 1.5
+            operands += (added,)
+            expected[added <= 0] = 0
         module.multiply(numbers, operands, result)
         assert np.array_equal(result, expected), (seed, number, numbers)
         if adds:

@@ -5,9 +5,12 @@ pieces that two threads share. A call here is divided in halves of its result, a
 of them wherever there is a core for it: in machines that do not keep to one core. The halves follow from the product
 alone.
 
-Two neighbours become part of a call. A transposed operand or result is read or written as it lies. A gradient that is
-added to an accumulator of the piece's own is added by the library as it stores the product, which saves two passes
-over memory; such a sum of more than one block of terms begins with the accumulator.
+What only reads and writes the result's elements once more becomes part of a call: a bias with a cut at 0, and what the
+gradient of a cut leaves. The library's result is still in the cache then. No bit changes.
+
+Two other neighbours become part of a call. A transposed operand or result is read or written as it lies. A gradient
+that is added to an accumulator of the piece's own is added by the library as it stores the product, which saves two
+passes over memory; such a sum of more than one block of terms begins with the accumulator.
 
 A product that is only a result of its piece has a *place*: memory that the machine may give for it. The library then
 writes there, and nothing to where XLA has the result (`ResultPlaces`). So gradients reach the memory in which other
@@ -25,7 +28,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from podrun.device.xla.epilogues import inline, library_call, nested, only_user, producer, rebuild_walls
+from podrun.device.xla.epilogues import (
+    inline,
+    is_zero,
+    library_call,
+    nested,
+    only_user,
+    per_channel,
+    producer,
+    rebuild_walls,
+)
 from podrun.private_apis.jax import convolutions_problem, mlir, product_axes, stablehlo
 
 if TYPE_CHECKING:
@@ -41,6 +53,8 @@ WORTH_HALVING = 1 << 23
 """Fewest multiplications of a product that is divided in two."""
 MOST_PLACES = 63
 """The highest number of a place."""
+WITH_BIAS, WITH_CUT, WITH_MASK = 1, 2, 4
+"""What may follow a product, in this order."""
 NARROWEST = 16
 """Fewest rows, columns and terms of a product that the library computes."""
 
@@ -54,7 +68,9 @@ class ProductCall:
     """``left [rows, terms]`` times ``right [terms, columns]``, row by row in memory.
 
     ``left_turned``, ``right_turned``: the operand lies as its transpose. ``adds``: to a third operand. ``place``: the
-    number of the place that takes the result where there is one; 0: of none.
+    number of the place that takes the result where there is one; 0: of none. ``follows``: the sum of `WITH_BIAS`,
+    `WITH_CUT` and `WITH_MASK`: a vector that is added to each row, negative elements as 0, and 0 where a matrix of the
+    result's shape is not greater than 0. Each of the first and the last is one more operand.
     """
 
     rows: int
@@ -64,6 +80,7 @@ class ProductCall:
     right_turned: bool = False
     adds: bool = False
     place: int = 0
+    follows: int = 0
 
     @property
     def multiplications(self) -> int:
@@ -81,7 +98,16 @@ class ProductCall:
         """Arguments of the native module."""
         parts = 2 if self.multiplications >= WORTH_HALVING else 1
         sizes = (self.rows, self.columns, self.terms)
-        return [int(self.left_turned), int(self.right_turned), *sizes, int(self.adds), self.place, parts]
+        last = [self.follows] if self.follows else []
+        return [
+            int(self.left_turned),
+            int(self.right_turned),
+            *sizes,
+            int(self.adds),
+            self.place,
+            parts,
+            *last,
+        ]
 
 
 def rewrite_products(lowered: Lowered, available: Callable[[], bool]) -> list[ProductCall]:
@@ -149,20 +175,68 @@ def _replace(ir: ModuleType, op: MlirOperation, call: ProductCall) -> ProductCal
         last, call = addition, replace(call, adds=True)
         operands.append(accumulator)
         replaced.append(addition)
-    else:
+    more = _Followers() if call.adds else _followers(last, call.columns)
+    if more.operations:
+        replaced += more.operations
+        last, call = more.operations[-1], replace(call, follows=more.follows)
+        operands += more.operands
+    if not call.adds:
         call = replace(call, place=_place(last))
     result = last.results[0]
-    with ir.InsertionPoint(last):
+    with ir.InsertionPoint(more.operations[0] if more.operations else last):
         kind: MlirType = result.type
         beside = len(operands) - 1 if call.adds else None
         computed = library_call(ir, PRODUCT_TARGET, call.numbers(), operands, kind, beside)
     result.replace_all_uses_with(computed)
+    for compare in more.compares:
+        compare.operands[0] = computed  # what is left is positive iff the sum is
     for operation in reversed(replaced):
         operation.erase()
     for maker in dict.fromkeys(makers):
         if maker is not None and maker.name == _TRANSPOSE and not list(maker.results[0].uses):
             maker.erase()
     return call
+
+
+@dataclass(frozen=True, slots=True)
+class _Followers:
+    """What of a product's neighbours becomes part of its call, and comparisons that are to read the call's result."""
+
+    follows: int = 0
+    operands: tuple[Any, ...] = ()
+    operations: tuple[Any, ...] = ()
+    compares: tuple[Any, ...] = ()
+
+
+def _followers(op: MlirOperation, columns: int) -> _Followers:
+    """A bias and a cut at 0 after a product, or a choice between its elements and 0."""
+    module = importlib.import_module("podrun.device.xla._onednn")
+    value, user = op.results[0], only_user(op.results[0])
+    shape = list(value.type.shape)
+    if user is None or shape[-1] != columns or not hasattr(module, "FOLLOWS"):
+        return _Followers()
+    if user.name == "stablehlo.select" and user.operands[1] == value and is_zero(user.operands[2]):
+        compare = producer(user.operands[0])
+        if compare is None or not _is_positive(compare) or list(compare.operands[0].type.shape) != shape:
+            return _Followers()
+        if str(compare.operands[0].type.element_type) != "f32":
+            return _Followers()
+        return _Followers(WITH_MASK, (compare.operands[0],), (user,))
+    if user.name != "stablehlo.add":
+        return _Followers()
+    bias = per_channel(user.operands[1] if user.operands[0] == value else user.operands[0], len(shape) - 1)
+    readers = [use.owner for use in user.results[0].uses]
+    cuts = [r for r in readers if r.name == "stablehlo.maximum" and any(map(is_zero, r.operands))]
+    compares = [r for r in readers if _is_positive(r) and r.operands[0] == user.results[0]]
+    if bias is None or len(cuts) != 1 or len(readers) != 1 + len(compares):
+        return _Followers()
+    return _Followers(WITH_BIAS | WITH_CUT, (bias,), (user, cuts[0]), tuple(compares))
+
+
+def _is_positive(op: MlirOperation) -> bool:
+    """Whether an operation says which elements of its first operand are greater than 0."""
+    is_compare = op.name == "stablehlo.compare"
+    return is_compare and "GT" in str(op.attributes["comparison_direction"]) and is_zero(op.operands[1])
 
 
 def _place(op: MlirOperation) -> int:

@@ -10,6 +10,7 @@
 #include "network.h"
 #include "planes.h"
 #include "plans.h"
+#include "product.h"
 #include "python_buffers.h"
 #include "workers.h"
 #include "xla_ffi.h"
@@ -333,7 +334,12 @@ PyInit__onednn(void)
     PyObject *made = PyModule_Create(&definition);
     if (made && (PyModule_AddFunctions(made, product_functions) || PyModule_AddFunctions(made, update_functions)))
         Py_CLEAR(made);
-    if (made && (PyModule_AddIntConstant(made, "STEPS", STEPS) || PyModule_AddIntConstant(made, "PLANES", planes_can() ? MOST_PLANES : 0)))
-        Py_CLEAR(made);
+    const struct {
+        const char *name;
+        long value;
+    } constants[] = {{"STEPS", STEPS}, {"PLANES", planes_can() ? MOST_PLANES : 0}, {"FOLLOWS", FOLLOWS}};
+    for (size_t i = 0; made && i < sizeof constants / sizeof *constants; i++)
+        if (PyModule_AddIntConstant(made, constants[i].name, constants[i].value))
+            Py_CLEAR(made);
     return made;
 }

@@ -14,11 +14,23 @@ enum { VECTOR = 16 };
 
 typedef struct {
     Product p;
-    const float *left, *right;
+    const float *left, *right, *bias, *mask;
     float *result;
     int64_t left_row, right_row, row; /* elements between neighbouring rows in memory */
     int status;
 } Part;
+
+/* The same bits as separate passes: nothing is contracted. */
+__attribute__((target_clones("avx512f", "avx2", "default"))) static void
+follow(int64_t follows, float *restrict to, const float *bias, const float *mask, int64_t count)
+{
+    for (int64_t i = 0; follows & WITH_BIAS && i < count; i++)
+        to[i] = to[i] + bias[i];
+    for (int64_t i = 0; follows & WITH_CUT && i < count; i++)
+        to[i] = to[i] > 0.0f || to[i] != to[i] ? to[i] : 0.0f;
+    for (int64_t i = 0; follows & WITH_MASK && i < count; i++)
+        to[i] = mask[i] > 0.0f ? to[i] : 0.0f;
+}
 
 static void
 run_part(void *what, int i)
@@ -29,6 +41,8 @@ run_part(void *what, int i)
     part->status = onednn.dnnl_sgemm(p->left_turned ? 'T' : 'N', p->right_turned ? 'T' : 'N', p->m, p->n, p->k, 1.0f,
                                      part->left, part->left_row, part->right, part->right_row, p->adds ? 1.0f : 0.0f,
                                      part->result, part->row);
+    for (int64_t k = 0; p->follows && k < p->m; k++)
+        follow(p->follows, part->result + k * part->row, part->bias, part->mask ? part->mask + k * part->row : NULL, p->n);
     plan_leave(before);
 }
 
@@ -53,10 +67,13 @@ divide(Part *parts)
         parts[0].p.n = at, parts[1].p.n = all - at;
         parts[1].right += at * parts[0].right_row;
         parts[1].result += at;
+        parts[1].bias += parts[1].bias ? at : 0;
+        parts[1].mask += parts[1].mask ? at : 0;
     } else {
         parts[0].p.m = at, parts[1].p.m = all - at;
         parts[1].left += parts[0].p.left_turned ? at : at * parts[0].left_row;
         parts[1].result += at * parts[0].row;
+        parts[1].mask += parts[1].mask ? at * parts[0].row : 0;
     }
     return 2;
 }
@@ -70,14 +87,14 @@ keeps_to_one_core(void)
 }
 
 const char *
-product_compute(const Product *p, const float *left, const float *right, const float *addend, float *result, int wanted)
+product_compute(const Product *p, const float *left, const float *right, const Beside *beside, float *result, int wanted)
 {
-    Part parts[MOST_PARTS] = {{.p = *p, .left = left, .right = right, .result = result}};
+    Part parts[MOST_PARTS] = {{.p = *p, .left = left, .right = right, .bias = beside->bias, .mask = beside->mask, .result = result}};
     parts[0].left_row = p->left_turned ? p->m : p->k;
     parts[0].right_row = p->right_turned ? p->k : p->n;
     parts[0].row = p->n;
-    if (p->adds && addend != result)
-        memcpy(result, addend, (size_t)(p->m * p->n) * sizeof(float));
+    if (p->adds && beside->addend != result)
+        memcpy(result, beside->addend, (size_t)(p->m * p->n) * sizeof(float));
     const int count = wanted > 1 ? divide(parts) : 1;
     if (count > 1 && keeps_to_one_core())
         workers_run(run_all, parts, 1);

@@ -10,7 +10,16 @@ typedef struct {
     int64_t m, n, k;
     int64_t adds; /* the product is added to a matrix */
     int64_t place; /* the place that takes the result, if the calling thread has given it; 0: none has */
+    int64_t follows; /* what is done with each element, in this order */
 } Product;
+
+/* + bias [n]; max(., 0), where what is no number stays; 0 where mask [m, n] is not greater than 0. Not beside `adds`. */
+enum { WITH_BIAS = 1, WITH_CUT = 2, WITH_MASK = 4, FOLLOWS = 8 };
+
+/* What a product reads beside its operands, NULL where it does not. `addend` may be the result. */
+typedef struct {
+    const float *addend, *bias, *mask;
+} Beside;
 
 /* Memory for results, by the number of their place from 1 on, which is filled in place of what XLA gives. */
 enum { MOST_PLACES = 63 };
@@ -26,10 +35,10 @@ uint64_t places_give(const Places *places);
 /* Where the result of a product goes, which XLA would have in `result`: said to be filled if that is a place. */
 float *place_of(const Product *p, float *result);
 
-/* Compute it in so many parts. `addend`: what it is added to, NULL for none; it may be `result`. NULL, or what is wrong.
+/* Compute it in so many parts. NULL, or what is wrong.
    The parts follow from the product alone, and so do the bits. No other thread helps one that keeps to a core: machines
    do so where every core has a machine. */
-const char *product_compute(const Product *p, const float *left, const float *right, const float *addend, float *result,
+const char *product_compute(const Product *p, const float *left, const float *right, const Beside *beside, float *result,
                             int parts);
 
 #endif

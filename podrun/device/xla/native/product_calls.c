@@ -9,20 +9,22 @@
 #include "python_buffers.h"
 #include "xla_ffi.h"
 
-enum { PRODUCT_NUMBERS = 8, OPERANDS = 4 };
+enum { PRODUCT_NUMBERS = 8, OPERANDS = 5 };
 
-/* A product from its numbers: its fields, and the parts. */
+/* A product from its numbers: its fields but the last, the parts, and last, if anything follows, what. */
 static int
 decode_product(const int64_t *numbers, size_t count, Product *p, int *parts)
 {
-    if (count != PRODUCT_NUMBERS)
+    if (count != PRODUCT_NUMBERS && count != PRODUCT_NUMBERS + 1)
         return -1;
-    for (int i = 0; i < PRODUCT_NUMBERS; i++)
+    for (size_t i = 0; i < count; i++)
         if (numbers[i] < 0 || numbers[i] > INT32_MAX)
             return -1;
-    memcpy(p, numbers, sizeof *p);
+    memcpy(p, numbers, (PRODUCT_NUMBERS - 1) * sizeof *numbers);
+    p->follows = count > PRODUCT_NUMBERS ? numbers[PRODUCT_NUMBERS] : 0;
     *parts = (int)numbers[PRODUCT_NUMBERS - 1];
-    return p->m && p->n && p->k && p->left_turned < 2 && p->right_turned < 2 && p->adds < 2 && p->place <= MOST_PLACES
+    return p->m && p->n && p->k && p->left_turned < 2 && p->right_turned < 2 && p->adds < 2 && p->place <= MOST_PLACES &&
+                   p->follows < FOLLOWS && !(p->adds && p->follows)
                ? 0 : -1;
 }
 
@@ -30,11 +32,32 @@ decode_product(const int64_t *numbers, size_t count, Product *p, int *parts)
 static int
 sizes_of_product(const Product *p, int64_t *sizes)
 {
-    const int count = p->adds ? 3 : 2;
+    int count = 2;
     sizes[0] = p->m * p->k;
     sizes[1] = p->k * p->n;
-    sizes[2] = sizes[count] = p->m * p->n;
+    if (p->adds)
+        sizes[count++] = p->m * p->n;
+    if (p->follows & WITH_BIAS)
+        sizes[count++] = p->n;
+    if (p->follows & WITH_MASK)
+        sizes[count++] = p->m * p->n;
+    sizes[count] = p->m * p->n;
     return count;
+}
+
+/* What it reads beside its first two operands. */
+static Beside
+beside_of(const Product *p, const float *const *operands)
+{
+    Beside beside = {0};
+    int at = 2;
+    if (p->adds)
+        beside.addend = operands[at++];
+    if (p->follows & WITH_BIAS)
+        beside.bias = operands[at++];
+    if (p->follows & WITH_MASK)
+        beside.mask = operands[at];
+    return beside;
 }
 
 /* The handler of the call `podrun_product`. */
@@ -60,7 +83,8 @@ handle_product(FfiCall *call)
         operands[i] = buffer->data;
     }
     float *result = place_of(&p, (float *)operands[count]);
-    const char *error = product_compute(&p, operands[0], operands[1], p.adds ? operands[2] : NULL, result, parts);
+    const Beside beside = beside_of(&p, operands);
+    const char *error = product_compute(&p, operands[0], operands[1], &beside, result, parts);
     return error ? failed(call, FFI_INTERNAL, error) : NULL;
 }
 
@@ -76,14 +100,14 @@ static PyObject *
 multiply(PyObject *module, PyObject *args)
 {
     PyObject *from, *given, *into;
-    int64_t numbers[PRODUCT_NUMBERS], sizes[OPERANDS];
+    int64_t numbers[PRODUCT_NUMBERS + 1], sizes[OPERANDS];
     Product p;
     int parts, fits;
     Py_buffer views[OPERANDS];
     float *operands[OPERANDS] = {0};
     if (!PyArg_ParseTuple(args, "OO!O", &from, &PyTuple_Type, &given, &into))
         return NULL;
-    const Py_ssize_t told = integers_of(from, numbers, PRODUCT_NUMBERS);
+    const Py_ssize_t told = integers_of(from, numbers, PRODUCT_NUMBERS + 1);
     if (told < 0)
         return NULL;
     if (decode_product(numbers, (size_t)told, &p, &parts))
@@ -95,7 +119,8 @@ multiply(PyObject *module, PyObject *args)
     int held = hold_floats(given, into, sizes, count, -1, views, operands, &fits);
     if (fits) {
         Py_BEGIN_ALLOW_THREADS
-        error = product_compute(&p, operands[0], operands[1], p.adds ? operands[2] : NULL, operands[count], parts);
+        const Beside beside = beside_of(&p, (const float *const *)operands);
+        error = product_compute(&p, operands[0], operands[1], &beside, operands[count], parts);
         Py_END_ALLOW_THREADS
     }
     while (held)
