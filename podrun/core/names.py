@@ -300,3 +300,7 @@ def _scope_of(frame: types.FrameType) -> str:
 def in_float32(tensor: str) -> str:
     """The name, in a Program, of the float32 form of a half tensor (`podrun.runtime.widening`)."""
     return f"in float32: {tensor}"
+
+
+ASSERTED_ANCHOR = "podrun.asserted"
+"""The name of the output that no client sees: whether a program's assertions held."""

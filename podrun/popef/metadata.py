@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from podrun.core.executable import numpy_dtype
+from podrun.core.names import ASSERTED_ANCHOR
 
 MOST_AXES = 64
 """Most axes of a tensor: NumPy's own limit."""
@@ -183,7 +184,14 @@ class PopefMetadata:
         return tuple(a for a in self.anchors if a.type is AnchorDirection.INPUT and self._moved_by_main(a))
 
     def outputs(self) -> tuple[PopefAnchor, ...]:
-        """Anchors that come back from every run."""
+        """Anchors that come back from every run, but what a program says of its own assertions."""
+        return tuple(a for a in self._from_device() if a.name != ASSERTED_ANCHOR)
+
+    def asserted(self) -> PopefAnchor | None:
+        """The anchor that says of every batch whether the assertions of the program held; None where it has none."""
+        return next((a for a in self._from_device() if a.name == ASSERTED_ANCHOR), None)
+
+    def _from_device(self) -> tuple[PopefAnchor, ...]:
         return tuple(a for a in self.anchors if a.type is AnchorDirection.OUTPUT and self._moved_by_main(a))
 
     def _moved_by_main(self, anchor: PopefAnchor) -> bool:

@@ -69,7 +69,13 @@ class FusedGraph:
         self.loaded.failure = error
 
     def start(
-        self, inputs: NamedArrays, count: int, outputs: NamedArrays | None = None, *, depth: int = 2
+        self,
+        inputs: NamedArrays,
+        count: int,
+        outputs: NamedArrays | None = None,
+        *,
+        depth: int = 2,
+        checks: bool = True,
     ) -> FusedBatches:
         """As `LoadedModel.start`, with inputs and outputs of this model."""
         whole = {
@@ -78,7 +84,9 @@ class FusedGraph:
             if name not in inputs
         }
         whole[INDEX][...] = self.number
-        return FusedBatches(self.loaded.start(whole | dict(inputs), count, outputs, depth=depth), self._share)
+        return FusedBatches(
+            self.loaded.start(whole | dict(inputs), count, outputs, depth=depth, checks=checks), self._share
+        )
 
     def run(self, inputs: NamedArrays, count: int) -> tuple[dict[str, np.ndarray], ModelledTime]:
         """Run micro-batches, and wait for them."""

@@ -18,6 +18,7 @@ import numpy as np
 
 from podrun.core.cluster import IPUS_PER_MACHINE
 from podrun.core.errors import (
+    ApplicationRuntimeError,
     PodrunError,
     PoplarError,
     RecoverableRuntimeError,
@@ -75,12 +76,19 @@ class ModelledTime:
 
 @dataclass(frozen=True, slots=True)
 class StartedSize:
-    """What was started: micro-batches, batches of the device, the load they belong to, and when."""
+    """What was started: micro-batches, batches of the device, the load they belong to, when, and whether a false
+    assertion of the program is an error.
+    """
 
     count: int
     batches: int
     loads: int
     begin: float
+    checks: bool
+
+
+class FailedAssertionError(ApplicationRuntimeError):
+    """An assertion of the program was false. The next run is not concerned."""
 
 
 class StartedBatches:
@@ -137,6 +145,8 @@ class LoadedModel(ClosedAtEnd):
             for a in metadata.outputs()
         }
         self._streams = {a.name: a.handle.removeprefix(ANCHOR_HANDLE) for a in metadata.outputs()}
+        asserted = metadata.asserted()
+        self._asserted = None if asserted is None else asserted.handle.removeprefix(ANCHOR_HANDLE)
         self._check_streams()
         self._overlap = self._program.batches_per_pass
         self.group = metadata.replicationFactor * (max(1, self._overlap))
@@ -174,10 +184,17 @@ class LoadedModel(ClosedAtEnd):
         return self.start(inputs, count, outputs, depth=1).wait()
 
     def start(
-        self, inputs: NamedArrays, count: int, outputs: NamedArrays | None = None, *, depth: int = 2
+        self,
+        inputs: NamedArrays,
+        count: int,
+        outputs: NamedArrays | None = None,
+        *,
+        depth: int = 2,
+        checks: bool = True,
     ) -> StartedBatches:
         """Start micro-batches and return before they are done. ``depth``: runs in flight, as the device connection
-        takes them; where there are as many already, this waits for the oldest.
+        takes them; where there are as many already, this waits for the oldest. ``checks``: whether a false assertion of
+        the program is an error.
         """
         with self._lock:
             if not self._loaded or self._device.loaded is not self:
@@ -187,7 +204,9 @@ class LoadedModel(ClosedAtEnd):
             batches = 1 if self._overlap > 1 else padded // self.group
             targets = self._targets(outputs or {}, padded) if padded == count else {}
             run = self._device.connection.start(batches, filled, targets, depth=depth)
-            return StartedBatches(self, run, StartedSize(count, batches, self._loads, time.perf_counter()))
+            return StartedBatches(
+                self, run, StartedSize(count, batches, self._loads, time.perf_counter(), checks)
+            )
 
     def collected(self, run: RunInFlight, size: StartedSize) -> tuple[dict[str, np.ndarray], ModelledTime]:
         """The results of a run that was started. For `StartedBatches`."""
@@ -198,6 +217,13 @@ class LoadedModel(ClosedAtEnd):
                 if size.loads == self._loads:  # Another run's error may have had the program loaded again.
                     self._loaded = not needs_reset(error)
             raise
+        if self._asserted is not None and size.checks:
+            held = result.anchors[self._asserted].reshape(-1)[: size.count]
+            if not held.all():
+                raise FailedAssertionError(
+                    "An assertion of the program failed on the device.",
+                    hint="Look at the values of the request; ipu.internal_ops.print_tensor shows those of the program.",
+                )
         cost = self._cost(size.batches, result.modelled_seconds, time.perf_counter() - size.begin)
         self._pace.keep(size.begin, cost.compute_s + cost.transfer_s)
         outputs = {

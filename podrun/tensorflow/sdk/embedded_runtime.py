@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import numpy as np
 import tensorflow as tf
 
-from podrun.core.errors import UnsupportedError, UsageError
+from podrun.core.errors import PodrunError, UnsupportedError, UsageError
 from podrun.serving.compiler import ServedModel
 from podrun.serving.runner import ModelRunner
 from podrun.serving.runtime.config import OFF
@@ -31,7 +31,12 @@ from podrun.tensorflow.execution.host_program import (
     feed_types,
     input_key,
 )
-from podrun.tensorflow.execution.launching import read_handle, value_tensor
+from podrun.tensorflow.execution.launching import (
+    in_words_of_the_sdk,
+    raising_itself,
+    read_handle,
+    value_tensor,
+)
 from podrun.tensorflow.execution.queue_loops import main_loop
 from podrun.tensorflow.graph.structure import leaving
 from podrun.tensorflow.sdk.served_programs import ServedArguments, ServedStep, write_program_file
@@ -243,12 +248,26 @@ def embedded_runtime_call(inputs: Sequence[Any], context: EmbeddedContext) -> li
         return [results[d.name] for d in leaving]
 
     if tf.executing_eagerly():
-        return [tf.constant(value) for value in run(*(t.numpy() for t in tensors))]
-    outputs = tf.numpy_function(run, tensors, [tf.as_dtype(d.dtype) for d in leaving])
+        return [tf.constant(value) for value in _raised_as_in_programs(run)(*(t.numpy() for t in tensors))]
+    outputs = tf.numpy_function(
+        raising_itself(_raised_as_in_programs(run)), tensors, [tf.as_dtype(d.dtype) for d in leaving]
+    )
     outputs = list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
     for output, description in zip(outputs, leaving, strict=True):
         output.set_shape(description.shape)
     return outputs
+
+
+def _raised_as_in_programs(run: Callable[..., list[np.ndarray]]) -> Callable[..., list[np.ndarray]]:
+    """A run of a file whose errors are those that programs raise."""
+
+    def own(*arrays: np.ndarray) -> list[np.ndarray]:
+        try:
+            return run(*arrays)
+        except PodrunError as error:
+            raise in_words_of_the_sdk(error) from error
+
+    return own
 
 
 def embedded_runtime_start_and_call(

@@ -22,6 +22,7 @@ import tensorflow as tf
 
 from podrun.core.executable import Retrieval
 from podrun.core.layout import IpuRange
+from podrun.core.names import ASSERTED_ANCHOR
 from podrun.runtime.assembly import SessionSource, assemble, place_and_build
 from podrun.runtime.device import DeviceKind, RunDevice
 from podrun.runtime.device_program import DeviceProgram
@@ -32,7 +33,7 @@ from podrun.tensorflow.capture.markers import mark, marked, reference
 from podrun.tensorflow.capture.program_graphs import IpuGraph, trace
 from podrun.tensorflow.execution.launching import read_handle
 from podrun.tensorflow.execution.step_program import ReadStep, StepSource, read_step
-from podrun.tensorflow.graph.structure import leaving
+from podrun.tensorflow.graph.structure import ASSERTED, leaving
 from podrun.tensorflow.operators.table import TensorFlowOperators
 from podrun.tensorflow.sdk.ipu_strategy import IPUStrategyV1
 
@@ -63,14 +64,20 @@ class ServedStep:
     held: Mapping[str, np.ndarray]
     shards: int = 1
 
+    @property
+    def leaving(self) -> tuple[str, ...]:
+        """The outputs, and what the step says of its assertions if it has some."""
+        return (*self.outputs, *([ASSERTED_ANCHOR] if ASSERTED in self.read.outfeeds else []))
+
     def graph(self) -> OperatorGraph:
         """The runtime's graph, with the inputs and outputs of the file."""
         renamed = dict(zip(leaving(self.read.outfeeds), self.outputs, strict=True))
+        renamed |= dict.fromkeys(self.read.outfeeds.get(ASSERTED, ()), ASSERTED_ANCHOR)
         nodes = tuple(
             replace(node, outputs=tuple(renamed.get(o, o) for o in node.outputs)) for node in self.read.nodes
         )
         return OperatorGraph(
-            "served", nodes, tuple(self.kinds), tuple(self.outputs), dict(self.held), dict(self.kinds)
+            "served", nodes, tuple(self.kinds), self.leaving, dict(self.held), dict(self.kinds)
         )
 
 
@@ -109,7 +116,7 @@ def write_program_file(
     served: ServedStep, path: str, iterations: int, blobs: Mapping[str, bytes] = MappingProxyType({})
 ) -> None:
     """Compile a step for as many IPUs as it has shards, and write it with its variables and bytes of the caller."""
-    plan = FixedPlan(iterations, {name: Returned(Retrieval.ALL) for name in sorted(served.outputs)})
+    plan = FixedPlan(iterations, {name: Returned(Retrieval.ALL) for name in sorted(served.leaving)})
     model = Model(served.graph(), TensorFlowOperators())
     settings = RunSettings(constant_weights=True)
     source = SessionSource("served", model, plan, settings, training=False)
