@@ -38,6 +38,8 @@ CASES = [
     ("keras_resumed.py", "", 1e-5),
     ("keras_ncf.py", "batches 48", 1e-5),
     ("keras_popdist.py", "replicas 1", 1e-5),
+    ("keras_graph_network.py", "metrics ['accuracy', 'area', 'loss']", 1e-5),
+    ("keras_unet.py", "stages 4 shape (16, 4, 4, 2)", 1e-4),
 ]
 """Program, a part of what it prints, and how far it may be from the host: halves differ in their rounding."""
 
