@@ -43,6 +43,7 @@ REQUIRED: dict[str, str] = {
     "eager.record.could_possibly_record": "lets tapes see functions that are called in the scope of an IPU",
     "client.session.BaseSession.run": "tells which session a program runs in, and raises its own errors",
     "client.session._FetchHandler": "tells what a session's run fetches",
+    "client.session.BaseSession._make_callable_from_options": "draws elements of a queue at little cost",
     "autograph.impl.api.tf_convert": "turns loops of Python into loops of a graph",
     "grappler.tf_optimizer.OptimizeGraph": "puts functions that a SavedModel calls in the place of their calls",
 }

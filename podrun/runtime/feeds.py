@@ -8,6 +8,8 @@ on where it ended::
         parts.batches.loop(100, feed, results)
         parts.batches.loop(50, feed, results)
 
+The thread puts elements where a loop reads them (`_Block`): a loop of as many iterations as the one before copies none.
+
 Nothing is drawn before the first loop. An error of the iterator is raised by the loop that needs the element, after the
 iterations before it. ``close`` ends the thread and closes the iterator, if it is a generator.
 """
@@ -23,7 +25,7 @@ from types import TracebackType
 
 import numpy as np
 
-from podrun.core.aligned_memory import aligned_stack
+from podrun.core.aligned_memory import aligned_empty, aligned_stack, is_aligned
 from podrun.core.errors import CallError, DeadlineError, UnsupportedError, UsageError
 from podrun.core.executable import numpy_dtype
 from podrun.runtime.settings import StepData, StepTensor
@@ -41,6 +43,46 @@ class FeedEndedError(CallError):
     """The iterator of a feed ended before a loop had all its elements."""
 
 
+class _BlockRow(dict[str, np.ndarray]):
+    """An element whose arrays are row ``place`` of a block."""
+
+    __slots__ = ("block", "place")
+
+    def __init__(self, block: _Block, place: int) -> None:
+        super().__init__({name: array[place, ...] for name, array in block.arrays.items()})
+        self.block, self.place = block, place
+
+
+class _Block:
+    """Room for so many elements like ``first``, end to end for each input."""
+
+    def __init__(self, first: Element, size: int) -> None:
+        self.arrays = {
+            name: aligned_empty((size, *value.shape), value.dtype) for name, value in first.items()
+        }
+        self.left, self._size = size, size
+
+    def add(self, element: Element) -> Element | None:
+        """The element as the next row; None for one of other inputs, shapes or types."""
+        if element.keys() != self.arrays.keys() or not all(
+            _alike(value, self.arrays[name]) for name, value in element.items()
+        ):
+            return None
+        place = self._size - self.left
+        for name, value in element.items():
+            self.arrays[name][place] = value
+        self.left -= 1
+        return _BlockRow(self, place)
+
+
+def _is_plain(value: object) -> bool:
+    return isinstance(value, np.ndarray) and not value.dtype.hasobject
+
+
+def _alike(value: object, rows: np.ndarray) -> bool:
+    return isinstance(value, np.ndarray) and (value.shape, value.dtype) == (rows.shape[1:], rows.dtype)
+
+
 @dataclass(slots=True)
 class _Drawn:
     """What a feed and its thread share. The thread has no reference to the feed, so a feed that is dropped ends it."""
@@ -53,6 +95,23 @@ class _Drawn:
     stopped: bool = False
     ended: bool = False
     error: BaseException | None = None
+    taken: int = 0
+    """Elements that loops had taken when the last one asked for ``count``."""
+    count: int = 1
+    block: _Block | None = None
+    """Where the thread puts elements."""
+
+    def placed(self, element: Element) -> Element:
+        """The element where a loop reads it, if the next loops take as many as the last one."""
+        if self.block is None or not self.block.left:
+            with self.changed:
+                size = self.count - (self.number - self.taken) % self.count
+            arrays = size > 1 and element and all(map(_is_plain, element.values()))
+            self.block = _Block(element, size) if arrays else None
+        row = None if self.block is None else self.block.add(element)
+        if row is None:
+            self.block = None
+        return element if row is None else row
 
     def stop(self) -> None:
         """Let the thread end when the iterator returns."""
@@ -85,7 +144,7 @@ def _draw(source: Iterable[Element], drawn: _Drawn) -> None:
         iterator = iter(source)
         try:
             for element in iterator:
-                if not drawn.put(element):
+                if not drawn.put(drawn.placed(element)):
                     break
         finally:
             close = getattr(iterator, "close", None)
@@ -124,10 +183,11 @@ class DataFeed:
         """
         if self._closed:
             raise CallError(f"The feed {self.name!r} is closed.")
-        self._start()
         elements: list[Element] = []
         drawn = self._drawn
         with drawn.changed:
+            drawn.taken, drawn.count = self.taken, max(count, 1)
+            self._start()
             while len(elements) < count:
                 if not drawn.changed.wait_for(lambda: drawn.waiting or drawn.ended, self._seconds):
                     raise DeadlineError(
@@ -137,7 +197,8 @@ class DataFeed:
                     )
                 if not drawn.waiting:
                     break
-                elements.append(drawn.waiting.popleft())
+                while drawn.waiting and len(elements) < count:
+                    elements.append(drawn.waiting.popleft())
                 drawn.changed.notify_all()
         self.taken += len(elements)
         return elements
@@ -200,7 +261,8 @@ class FedData(StepData):
 
     def check(self, inputs: Mapping[str, StepTensor], outputs: Mapping[str, StepTensor]) -> None:
         """Each element has all inputs, with shape and type of one micro-batch."""
-        for number, element in enumerate(self.elements, self.first):
+        alike = self._block() is not None
+        for number, element in enumerate(self.elements[:1] if alike else self.elements, self.first):
             for name, tensor in inputs.items():
                 if name not in element:
                     raise CallError(
@@ -223,7 +285,23 @@ class FedData(StepData):
     def input_names(self) -> Sequence[str]:
         return list(self.elements[0]) if self.elements else []
 
+    def _block(self) -> tuple[_Block, int] | None:
+        """The block of which the elements are rows, one after the other, and the first row."""
+        first = self.elements[0] if self.elements else None
+        if not isinstance(first, _BlockRow):
+            return None
+        places = enumerate(self.elements, first.place)
+        together = all(
+            isinstance(e, _BlockRow) and e.block is first.block and e.place == at for at, e in places
+        )
+        return (first.block, first.place) if together else None
+
     def fetch(self, tensor: StepTensor) -> np.ndarray:
+        block = self._block()
+        if block is not None:
+            rows = block[0].arrays[tensor.name][block[1] : block[1] + len(self.elements)]
+            if is_aligned(rows):
+                return rows.reshape(tensor.layout)
         return aligned_stack([element[tensor.name] for element in self.elements]).reshape(tensor.layout)
 
     def store(self, tensor: StepTensor, value: np.ndarray) -> None:

@@ -268,3 +268,47 @@ def test_elements_are_put_together_where_machines_read_them_without_a_copy(
     together = FedData(elements, lambda name, value: None).fetch(tensor)
     assert together.ctypes.data % 64 == 0
     np.testing.assert_array_equal(together, np.stack([element["x"] for element in elements]))
+
+
+def numbered(shapes: Iterator[tuple[int, ...]]) -> Iterator[dict[str, np.ndarray]]:
+    """Elements whose values are their numbers."""
+    for number, shape in enumerate(shapes):
+        yield {"x": np.full(shape, number, np.float32), "n": np.array(number, np.int32)}
+
+
+def fetched(feed: DataFeed, count: int) -> tuple[FedData, dict[str, np.ndarray]]:
+    """The inputs of a run of so many elements."""
+    elements = FedData(feed.take(count), lambda name, value: None)
+    inputs = {
+        "x": StepTensor("x", TensorSpec("x", "float32", (2, 3)), (count, 1, 1, 2, 3), str),
+        "n": StepTensor("n", TensorSpec("n", "int32", ()), (count, 1, 1), str),
+    }
+    elements.check(inputs, {})
+    return elements, {name: elements.fetch(tensor) for name, tensor in inputs.items()}
+
+
+def test_a_loop_like_the_one_before_copies_no_element() -> None:
+    with DataFeed(numbered(itertools.repeat((2, 3))), ahead=2) as feed:
+        for first in (0, 4, 8):
+            data, inputs = fetched(feed, 4)
+            np.testing.assert_array_equal(inputs["n"].reshape(-1), np.arange(first, first + 4))
+            np.testing.assert_array_equal(inputs["x"][:, 0, 0, 1, 2], np.arange(first, first + 4))
+            assert all(np.shares_memory(inputs["x"], element["x"]) for element in data.elements)
+
+
+def test_loops_of_any_length_take_elements_in_order() -> None:
+    first = 0
+    with DataFeed(numbered(itertools.repeat((2, 3))), ahead=7) as feed:
+        for count in (3, 5, 1, 1, 16, 2, 4, 4, 4):
+            inputs = fetched(feed, count)[1]
+            np.testing.assert_array_equal(inputs["n"].reshape(-1), np.arange(first, first + count))
+            np.testing.assert_array_equal(inputs["x"][:, 0, 0, 0, 0], np.arange(first, first + count))
+            first += count
+
+
+def test_an_element_of_another_shape_among_others_is_named() -> None:
+    shapes = iter([(2, 3)] * 5 + [(3, 2)] + [(2, 3)] * 2)
+    with DataFeed(numbered(shapes), ahead=4) as feed:
+        fetched(feed, 4)
+        with pytest.raises(CallError, match=r"Element 1 of the feed has float32\[3, 2\]"):
+            fetched(feed, 4)

@@ -229,6 +229,25 @@ def test_replicas_take_consecutive_elements(ipu: Any) -> None:
             np.testing.assert_array_equal(session.run(out.dequeue()), VALUES.reshape(3, 4))
 
 
+def test_a_thread_draws_elements_without_runs_of_the_session(
+    ipu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a run fetches is worked out in every run, which takes longer than to draw the elements."""
+    import tensorflow.compat.v1 as tf
+
+    with tf.Graph().as_default():
+        program = Program(ipu, 2)
+        infeed, out = program.infeed(), program.outfeed()
+        run = program.looped(5, out.enqueue, infeed)
+        with program.session(infeed) as session:
+            runs, plain = [], type(session).run
+            monkeypatch.setattr(
+                type(session), "run", lambda *args, **named: runs.append(args) or plain(*args, **named)
+            )
+            session.run(run)
+            assert len(runs) == 1
+
+
 def test_a_finished_dataset(program: Program) -> None:
     infeed, out = program.infeed(), program.outfeed()
     run = program.looped(12, out.enqueue, infeed)

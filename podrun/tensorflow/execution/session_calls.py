@@ -120,6 +120,7 @@ def _install_callables(base: type[tf.compat.v1.Session]) -> None:
 
         return call
 
+    own_from_options.plain = from_options  # type: ignore[attr-defined]
     base.make_callable, base._make_callable_from_options = own_callable, own_from_options
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -227,23 +228,35 @@ class IPUInfeedQueue:
             for element in _on_host(self.dataset):
                 yield dict(zip(names, (np.asarray(t) for t in tf.nest.flatten(element)), strict=True))
             return
-        # The caller's thread computes: a pool of one thread is busy with the program itself.
-        options = tf.compat.v1.RunOptions(inter_op_thread_pool=-1)
         row = self._row if local_replicas % len(self._row) == 0 else self._row[:1]
-        flat = [tf.nest.flatten(element) for element in row]
-        # Which tensors a run fetches is worked out once.
-        draw = SESSIONS[self._graph].make_callable(flat, accept_options=True)
+        draw = _drawing(SESSIONS[self._graph], tf.nest.flatten(row))
         while True:
             try:
-                drawn = draw(options=options)
+                drawn = draw()
             except tf.errors.OutOfRangeError:
                 return
             except tf.errors.OpError as error:
                 raise type(error)(
                     None, None, f"An infeed dataset iterator has failed with status: {error}"
                 ) from error
-            for values in drawn:
-                yield dict(zip(names, (np.asarray(v) for v in values), strict=True))
+            for place in range(0, len(drawn), len(names)):
+                values = drawn[place : place + len(names)]
+                yield dict(zip(names, map(np.asarray, values), strict=True))
+
+
+def _drawing(session: tf.compat.v1.Session, tensors: list[tf.Tensor]) -> Callable[[], list[Any]]:
+    """A function that gives values of tensors, none of which needs an IPU. Which operations give them is worked out
+    once, not in every call. The caller's thread computes: a pool of one thread is busy with the program itself.
+    """
+    options = tf.compat.v1.RunOptions(inter_op_thread_pool=-1)
+    if session.sess_str:  # Sessions of a server have no such functions.
+        run = session.make_callable(tensors, accept_options=True)
+        return lambda: list(run(options=options))
+    messages = importlib.import_module("tensorflow.core.protobuf.config_pb2")
+    chosen = messages.CallableOptions(fetch=[tensor.name for tensor in tensors], run_options=options)
+    make = type(session)._make_callable_from_options
+    draw: Callable[[], list[Any]] = getattr(make, "plain", make)(session, chosen)
+    return draw
 
 
 class IPUOwnedIterator(IPUInfeedQueue):
