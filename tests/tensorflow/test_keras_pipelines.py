@@ -460,13 +460,12 @@ def test_a_subclass_inside_comes_after_the_layers_before_it(one_ipu: None) -> No
     from tensorflow import keras
 
     inner = assigned_subclass()
-    inner.reset_pipeline_stage_assignment()
     inputs = keras.Input(FEATURES)
     model = keras.Model(inputs, inner(keras.layers.Dense(FEATURES)(inputs)))
     entries = model.get_pipeline_stage_assignment()
+    assert [e.pipeline_stage for e in entries[1].pipeline_stage_assignments] == [0, 1]
+    assert entries[0].pipeline_stage is None
     entries[0].pipeline_stage = 1
-    for entry in entries[1].pipeline_stage_assignments:
-        entry.pipeline_stage = 0
     with pytest.raises(
         ValueError, match="has a dependency from a pipeline stage which has not yet been executed"
     ):

@@ -137,16 +137,21 @@ def unassigned_entries(model: Model) -> list[StageAssignment]:
     return list(_entries(model, None, scopes=False))
 
 
-def _entries(model: Model, stage: int | None, *, scopes: bool) -> Iterator[StageAssignment]:
-    """``stage``: of the call of the model itself, for layers that have none."""
+def _entries(
+    model: Model, stage: int | None, *, scopes: bool, assigned: bool = True
+) -> Iterator[StageAssignment]:
+    """``stage``: of the call of the model itself, for layers that have none. ``scopes`` and ``assigned``: whether
+    scopes, and assignments of models inside, give stages.
+    """
 
     def staged(layer: Layer, node: Node | None = None) -> int | None:
         known = stage_from_scopes(layer, node) if scopes else None
         return stage if known is None else known
 
     def inside(layer: Layer, node: Node | None = None) -> list[StageAssignment]:
-        own = options_of(layer).assignment
-        return list(own) if own is not None else list(_entries(layer, staged(layer, node), scopes=scopes))
+        own = options_of(layer).assignment if assigned else None
+        entries = _entries(layer, staged(layer, node), scopes=scopes, assigned=assigned)
+        return list(entries if own is None else own)
 
     if is_sequential(model):
         for layer in model.layers:
@@ -349,10 +354,11 @@ def has_scopes(model: Model) -> bool:
 
 def check_scopes(model: Model) -> None:
     """ValueError if only some layers of a model are in scopes of stages, or in an order that cannot be."""
+    scoped = entry_stages(list(_entries(model, None, scopes=True, assigned=False)))
+    if all(stage is None for stage in scoped):
+        return
     assignment = list(_entries(model, None, scopes=True))
     stages = entry_stages(assignment)
-    if all(stage is None for stage in stages):
-        return
     for entry, stage in zip(layer_entries(assignment), stages, strict=True):
         if stage is None:
             raise ValueError(
