@@ -212,6 +212,12 @@ def test_captured_gradients_reach_optimizers_and_loss_scaling(one_ipu: None) -> 
     watching = Watching(0.1)
     model_with(watching).fit(POINTS, TARGETS, batch_size=4, verbose=0)
     assert watching.seen == ["inner_cag_activation"]
+    watching = Watching(0.1)
+    model = model_with(watching)
+    model.set_gradient_accumulation_options(2)
+    model.fit(POINTS, TARGETS, batch_size=4, verbose=0)
+    assert watching.seen == ["inner_cag_activation"]
+    assert int(watching.iterations.numpy()) == 4
     for alone, together, count in (
         (False, 1, (3 * 2 + 2 + 4 * 2) * 2),
         (True, 1, 4 * 2 * 2),

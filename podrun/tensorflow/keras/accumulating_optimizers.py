@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import inspect
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -78,15 +79,31 @@ def accumulating(model: Model, which: WhichAccumulation | None) -> Iterator[None
         return
     _ACCUMULATING[id(optimizer)] = functools.partial(_checked, optimizer, which)
     plain = type(optimizer).apply_gradients
-    own = isinstance(optimizer, _families()) and not plain.__module__.startswith(("tf_keras.", "podrun."))
-    if own:  # The method of a program's class is called once for an update, with what is accumulated.
-        object.__setattr__(optimizer, "apply_gradients", functools.partial(_own_update, optimizer, plain))
+    standing: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    if isinstance(optimizer, _families()) and not plain.__module__.startswith(("tf_keras.", "podrun.")):
+        # The method of a program's class is called once for an update, with what is accumulated.
+        update = functools.partial(_own_update, optimizer, plain)
+        update.__signature__ = inspect.signature(optimizer.apply_gradients)  # type: ignore[attr-defined]
+        standing = standing_in(optimizer, update)
+    try:
+        with standing:
+            yield
+    finally:
+        del _ACCUMULATING[id(optimizer)]
+
+
+@contextlib.contextmanager
+def standing_in(optimizer: Optimizer, update: Replacement) -> Iterator[None]:
+    """While ``update`` stands for the method ``apply_gradients`` of an optimizer."""
+    before = vars(optimizer).get("apply_gradients")
+    object.__setattr__(optimizer, "apply_gradients", update)
     try:
         yield
     finally:
-        del _ACCUMULATING[id(optimizer)]
-        if own:
+        if before is None:
             object.__delattr__(optimizer, "apply_gradients")
+        else:
+            object.__setattr__(optimizer, "apply_gradients", before)
 
 
 def _checked(optimizer: Optimizer, which: WhichAccumulation) -> Accumulation | None:

@@ -28,7 +28,7 @@ from podrun.tensorflow.execution.device_table import DEVICES
 from podrun.tensorflow.execution.host_program import HostProgram, outfeed_taker
 from podrun.tensorflow.execution.launching import assign_handle, in_words_of_the_sdk, read_handle
 from podrun.tensorflow.execution.poplar_flags import flags, synthetic_elements
-from podrun.tensorflow.keras.accumulating_optimizers import accumulating, check_accumulates
+from podrun.tensorflow.keras.accumulating_optimizers import accumulating, check_accumulates, standing_in
 from podrun.tensorflow.keras.data_rules import replicas_of
 from podrun.tensorflow.keras.model_options import options_of
 from podrun.tensorflow.keras.reported_values import (
@@ -355,11 +355,8 @@ def capturing_gradients(model: Model, kind: str) -> Iterator[None]:
             fitting = {name: value for name, value in kwargs.items() if takes_all or name in known}
             return plain(grads_and_vars, *args, captured_grads=dict(context.captured_gradients), **fitting)
 
-        object.__setattr__(optimizer, "apply_gradients", apply)
-        try:
+        with standing_in(optimizer, apply):
             yield
-        finally:
-            object.__delattr__(optimizer, "apply_gradients")
 
 
 def warn_of_moving_statistics(model: Model) -> None:
