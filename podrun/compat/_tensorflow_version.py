@@ -115,6 +115,7 @@ _VERSION_2 = _EAGER | {"IPUStrategyV1", "keras"}
 _WITHOUT_RESULTS = {
     "compat", "python", "errors", "DType", "Tensor", "TensorShape", "version", "__version__", "bool",
     "float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "string", "bfloat16",
+    "Graph", "control_dependencies", "custom_gradient", "device", "distribute", "group", "name_scope", "no_op",
 }  # fmt: skip
 """Names of plain ``tensorflow`` that mean the same in both versions: nothing that they give has a value."""
 _SDK_PACKAGES = ("tensorflow.python.ipu", "tensorflow.compiler.plugin.poplar")

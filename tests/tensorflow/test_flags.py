@@ -82,6 +82,7 @@ def test_programs_with_sessions_alone_are_of_version_1() -> None:
         ("from tensorflow import *\ntf.Session()", False),
         ("import tensorflow.keras\ntf.Session()", False),
         ("import tensorflow.python\ntf.Session(); tensorflow.add(1, 2)", False),
+        ("import tensorflow as tf2\ntf.Session()\nwith tf2.control_dependencies([x]):\n    pass", True),
         ("import tensorflow as tf2\ntf.Session(); tf2.float32; tf2.compat.v1.add(x, y)", True),
     ]:
         trees = [ast.parse(first), ast.parse(f"{first}\n{rest}")]
