@@ -62,6 +62,12 @@ def test_all_that_is_imported_ahead_is_there(early: ModuleType) -> None:
             assert not function or callable(getattr(importlib.import_module(module), function))
 
 
+def test_torch_is_imported_before_jax(early: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import popart\nimport torch")
+    ahead = early.modules_ahead(str(tmp_path / "train.py"))
+    assert ahead.index("torch") < ahead.index(*early.JAX)
+
+
 def test_files_beside_the_script_count(early: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "parts").mkdir()
     (tmp_path / "parts" / "__init__.py").write_text("")

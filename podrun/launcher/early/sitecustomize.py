@@ -30,12 +30,12 @@ MACHINES = ("podrun.device.host.remote", "podrun.device.host.connecting", "podru
 RUNTIME = (*MACHINES, *JAX, *COMPILER)
 AHEAD: Mapping[str, tuple[str, ...]] = {
     "numpy": ("numpy",),
+    "torch": ("torch",),  # Before JAX, as where a program imports it at its top.
+    "poptorch": ("torch", "podrun.poptorch", *RUNTIME),
     "onnx": ("onnx",),
     "popart": ("podrun.popart", *RUNTIME, "podrun.onnx_models.graph_reader", "podrun.onnx_models.ops"),
-    "popdist": ("podrun.popdist.core", "podrun.popdist.collectives"),
     "popxl": ("podrun.popart",),
-    "torch": ("torch",),
-    "poptorch": ("torch", "podrun.poptorch", *RUNTIME),
+    "popdist": ("podrun.popdist.core", "podrun.popdist.collectives"),
 }
 """What a program imports, and what it imports in the end: modules, and functions that import. TensorFlow is not here:
 its own order of imports counts."""
