@@ -254,7 +254,3 @@ class FirstVersionOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
     ) -> tf.Operation:
         """The result of the optimizer's own method."""
         return self._optimizer.apply_gradients(grads_and_vars)
-
-    def _create_slots(self, var_list: Sequence[tf.Variable]) -> None:
-        if isinstance(self._optimizer, Optimizer):
-            self._optimizer._create_all_weights(var_list)
