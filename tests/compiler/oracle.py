@@ -16,8 +16,7 @@ import numpy as np
 
 from podrun.compiler import extra_state
 from podrun.compiler.program import Program
-
-from .reference_interpreter import QUICK
+from tests.quick_programs import QUICK
 
 
 def advanced(seed: int, micro_batches: int) -> int:
@@ -53,7 +52,7 @@ def train(
     scale = float(program.loss_scaling)
 
     # Compiled at once and quickly: operation by operation, JAX would compile a program for each.
-    @functools.partial(jax.jit, compiler_options=QUICK)
+    @functools.partial(jax.jit, compiler_options=dict(QUICK))
     def gradient(trained: Any, rest: Any, data: Any, words: Any) -> Any:
         key = jax.random.wrap_key_data(words, impl="threefry2x32")
 
@@ -63,7 +62,7 @@ def train(
 
         return jax.grad(scaled, has_aux=True)(trained)
 
-    @functools.partial(jax.jit, compiler_options=QUICK)
+    @functools.partial(jax.jit, compiler_options=dict(QUICK))
     def updated(trained: Any, total: Any, states: Any, scalars: Any) -> Any:
         return {
             n: rule.apply(n, w, total[n].astype(w.dtype), states[n], scalars[n]) for n, w in trained.items()

@@ -33,6 +33,7 @@ from podrun.core.executable import (
     VariableRole,
     numpy_dtype,
 )
+from tests.quick_programs import QUICK
 
 
 class Machine:
@@ -107,15 +108,6 @@ class Machine:
 
 AS_MACHINES: dict[str, bool | int] = {"xla_cpu_multi_thread_eigen": False}
 """One thread, as on every machine: XLA divides some sums by the number of threads it has."""
-QUICK: dict[str, bool | int] = {
-    "xla_backend_optimization_level": 0,
-    "xla_llvm_disable_expensive_passes": True,
-    "xla_cpu_use_fusion_emitters": False,
-    "xla_cpu_parallel_codegen_split_count": 1,
-}
-"""For code that runs once. The last two alone take two thirds of the time to compile: a module of LLVM each, and MLIR's
-passes for each fusion.
-"""
 _CACHE: dict[tuple[bytes, bool], Any] = {}
 
 
@@ -124,7 +116,7 @@ def _compiled(stablehlo: bytes, as_machines: bool) -> Any:
     if key not in _CACHE:
         exported = jax.export.deserialize(bytearray(stablehlo))
         lowered = jax.jit(exported.call).lower(*exported.in_avals)
-        compiled = lowered.compile(compiler_options=AS_MACHINES | ({} if as_machines else QUICK))
+        compiled = lowered.compile(compiler_options={**AS_MACHINES, **({} if as_machines else QUICK)})
         _CACHE[key] = compiled, [aval.shape for aval in exported.in_avals]
     return _CACHE[key]
 

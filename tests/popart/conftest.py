@@ -12,6 +12,7 @@ import podrun.popart as popart
 from podrun.core.environment import POPDIST_EXECUTABLE_CACHE_PATH
 from podrun.device.host import client
 from podrun.device.xla.kept_pieces import writable_cache
+from tests.quick_programs import programs_of_tests_compile_quickly as programs_of_tests_compile_quickly
 
 
 def _cache_of_the_run(environ: Mapping[str, str]) -> Path | None:

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.quick_programs import programs_of_tests_compile_quickly as programs_of_tests_compile_quickly
+
 # What the user's environment says of programs is not what tests are about.
 for _name in list(os.environ):
     if _name.startswith("POPDIST_") or _name in (

@@ -1,0 +1,3 @@
+"""Programs that tests of ONNX models compile themselves are compiled quickly."""
+
+from tests.quick_programs import programs_of_tests_compile_quickly as programs_of_tests_compile_quickly

@@ -1,0 +1,38 @@
+"""Programs that tests compile with JAX themselves: for one run over a few numbers, compiling is what takes time.
+
+What podrun compiles for a machine has options of its own (`podrun.device.xla.pieces.COMPILER_OPTIONS`) and keeps them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+
+QUICK: Mapping[str, bool | int] = {
+    "xla_backend_optimization_level": 0,
+    "xla_llvm_disable_expensive_passes": True,
+    "xla_cpu_use_fusion_emitters": False,
+    "xla_cpu_parallel_codegen_split_count": 1,
+}
+"""Options with which XLA compiles in a third of the time. Without the last two it passes each fusion through MLIR and
+each part of a program through LLVM by itself, which is most of the time."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def programs_of_tests_compile_quickly() -> Iterator[None]:
+    """Compile what has no options with `QUICK` ones, in the files of a room whose ``conftest.py`` imports this."""
+    from podrun.runtime.environment import import_jax
+
+    import_jax()
+    from jax._src import compiler
+
+    options = compiler.get_compile_options
+
+    def quick_options(*args: Any, env_options_overrides: Any = None, **named: Any) -> Any:
+        return options(*args, env_options_overrides=env_options_overrides or dict(QUICK), **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiler, "get_compile_options", quick_options)
+        yield
