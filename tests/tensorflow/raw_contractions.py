@@ -1,4 +1,4 @@
-"""Cases of `RawCase`: products, convolutions, pools, resizing, norms, linear algebra, and updates of variables."""
+"""Cases of `RawCase`: products, convolutions, pools, resizing, norms and linear algebra."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from tests.tensorflow.comparing import RawCase, case
 _random = np.random.RandomState(13)
 
 
-def _values(*shape: int) -> np.ndarray:
+def random_values(*shape: int) -> np.ndarray:
+    """Numbers from -0.5 to 0.5, others in each call."""
     return (_random.rand(*shape) - 0.5).astype(np.float32)
 
 
-LEFT, RIGHT = _values(3, 4), _values(4, 5)
-BATCH, OTHERS = _values(2, 3, 4), _values(2, 4, 5)
-IMAGE, VOLUME = _values(2, 7, 8, 4), _values(2, 4, 6, 5, 2)
+LEFT, RIGHT = random_values(3, 4), random_values(4, 5)
+BATCH, OTHERS = random_values(2, 3, 4), random_values(2, 4, 5)
+IMAGE, VOLUME = random_values(2, 7, 8, 4), random_values(2, 4, 6, 5, 2)
 PRODUCTS = [
     *(
         case(
@@ -42,15 +43,15 @@ PRODUCTS = [
         for a in (False, True)
         for b in (False, True)
     ),
-    case("BatchMatMulV2", "broadcast", x=_values(3, 1, 2, 4), y=OTHERS),
+    case("BatchMatMulV2", "broadcast", x=random_values(3, 1, 2, 4), y=OTHERS),
     case("BatchMatMulV3", x=BATCH, y=OTHERS, Tout="float32", _skip_half="says its type"),
     *(
         case("Einsum", equation.replace(",", "_"), inputs=[BATCH, OTHERS], equation=equation)
         for equation in ("bij,bjk->bik", "bij,cjk->bcik", "bij,bjk->ik")
     ),
-    case("Einsum", "trace", inputs=[_values(3, 4, 4)], equation="bii->b"),
-    case("Einsum", "ellipsis", inputs=[BATCH, _values(4, 6)], equation="...j,jk->...k"),
-    case("Cross", a=_values(4, 3), b=_values(4, 3)),
+    case("Einsum", "trace", inputs=[random_values(3, 4, 4)], equation="bii->b"),
+    case("Einsum", "ellipsis", inputs=[BATCH, random_values(4, 6)], equation="...j,jk->...k"),
+    case("Cross", a=random_values(4, 3), b=random_values(4, 3)),
     case("Cross", "whole", a=np.array([[1, 2, 3]], np.int32), b=np.array([[4, -5, 6]], np.int32)),
 ]
 
@@ -65,17 +66,24 @@ _CONVOLVED = [
 ]
 CONVOLUTIONS = [
     *(
-        case("Conv2D", label, input=IMAGE, filter=_values(3, 2, 4, 6), **options)
+        case("Conv2D", label, input=IMAGE, filter=random_values(3, 2, 4, 6), **options)
         for label, options in _CONVOLVED
     ),
-    case("Conv2D", "grouped", input=IMAGE, filter=_values(3, 3, 2, 6), strides=[1, 1, 1, 1], padding="SAME"),
+    case(
+        "Conv2D",
+        "grouped",
+        input=IMAGE,
+        filter=random_values(3, 3, 2, 6),
+        strides=[1, 1, 1, 1],
+        padding="SAME",
+    ),
     *(
         # TensorFlow's gradient on the CPU passes over dilations.
         case(
             "DepthwiseConv2dNative",
             label,
             input=IMAGE,
-            filter=_values(3, 3, 4, 2),
+            filter=random_values(3, 3, 4, 2),
             **options,
             _gradient=label != "dilated",
         )
@@ -87,8 +95,8 @@ CONVOLUTIONS = [
             "Conv2DBackpropInput",
             label,
             input_sizes=[2, 7, 8, 4],
-            filter=_values(3, 2, 4, 6),
-            out_backprop=_values(*shape),
+            filter=random_values(3, 2, 4, 6),
+            out_backprop=random_values(*shape),
             **options,
         )
         for (label, options), shape in zip(
@@ -101,7 +109,7 @@ CONVOLUTIONS = [
             "Conv3D",
             padding,
             input=VOLUME,
-            filter=_values(2, 3, 2, 2, 4),
+            filter=random_values(2, 3, 2, 2, 4),
             strides=[1, 1, 2, 1, 1],
             padding=padding,
         )
@@ -110,14 +118,14 @@ CONVOLUTIONS = [
     case(
         "Conv3DBackpropInputV2",
         input_sizes=[2, 4, 6, 5, 2],
-        filter=_values(2, 3, 2, 2, 4),
-        out_backprop=_values(2, 4, 3, 5, 4),
+        filter=random_values(2, 3, 2, 2, 4),
+        out_backprop=random_values(2, 4, 3, 5, 4),
         strides=[1, 1, 2, 1, 1],
         padding="SAME",
     ),
 ]
 
-TIED = np.round(_values(2, 7, 8, 4) * 4).astype(np.float32) / 2
+TIED = np.round(random_values(2, 7, 8, 4) * 4).astype(np.float32) / 2
 POOLS = [
     *(
         case(
@@ -185,10 +193,10 @@ NORMS = [
             op,
             f"{'training' if training else 'inference'}{moving}",
             x=IMAGE * 3 + 1,
-            scale=_values(4) + 1,
-            offset=_values(4),
-            mean=_values(4),
-            variance=_values(4) + 1,
+            scale=random_values(4) + 1,
+            offset=random_values(4),
+            mean=random_values(4),
+            variance=random_values(4) + 1,
             epsilon=1e-3,
             is_training=training,
             exponential_avg_factor=moving,
@@ -208,10 +216,10 @@ NORMS = [
             op,
             f"{'training' if training else 'inference'}-gradient",
             x=IMAGE * 3 + 1,
-            scale=_values(4) + 1,
-            offset=_values(4),
-            mean=_values(4),
-            variance=_values(4) + 1,
+            scale=random_values(4) + 1,
+            offset=random_values(4),
+            mean=random_values(4),
+            variance=random_values(4) + 1,
             epsilon=1e-3,
             is_training=training,
             _outputs=(0,),
@@ -225,7 +233,7 @@ NORMS = [
 
 _SQUARE = (_random.rand(2, 4, 4) * 0.3 + np.eye(4)).astype(np.float32)
 _POSITIVE = (_SQUARE @ _SQUARE.swapaxes(1, 2)).astype(np.float32)
-_BESIDE = _values(2, 4, 3)
+_BESIDE = random_values(2, 4, 3)
 _HALVES = "condition of the matrix"
 ALGEBRA = [
     case("Cholesky", input=_POSITIVE, _tolerance=1e-4, _skip_half=_HALVES),
@@ -272,7 +280,7 @@ ALGEBRA = [
     case(
         "Qr",
         "full",
-        input=_values(4, 2),
+        input=random_values(4, 2),
         full_matrices=True,
         _outputs=(1,),
         _gradient=False,
@@ -302,189 +310,4 @@ ALGEBRA = [
     ),
 ]
 
-_WEIGHTS, _GRADIENT, _SLOT, _OTHER = (
-    _values(3, 4),
-    _values(3, 4),
-    np.abs(_values(3, 4)) + 0.1,
-    np.abs(_values(3, 4)) + 0.6,
-)
-
-
-def _number(value: float) -> np.ndarray:
-    return np.array(value, np.float32)
-
-
-def _update(op: str, label: str = "", /, **arguments: object) -> RawCase:
-    """Variables are named ``var``, ``m`` and so on; the gradient and scalars are inputs."""
-    names = ("var", "accum", "accum_update", "linear", "m", "v", "vhat", "ms", "mom", "mg")
-    starts = {
-        "var": _WEIGHTS,
-        "m": _SLOT * 0.1,
-        "v": _SLOT,
-        "vhat": _OTHER * 0.4,
-        "accum": _SLOT,
-        "linear": _SLOT * 0.2,
-        "accum_update": _OTHER,
-        "ms": _SLOT,
-        "mom": _SLOT * 0.3,
-        "mg": _SLOT * 0.1,
-    }
-    own = arguments.pop("of")
-    variables = {name: starts[name] for name in names if name in str(own).split()}
-    scalars = {k: _number(v) if isinstance(v, float) else v for k, v in arguments.items()}
-    return RawCase(
-        op, label, {**scalars, "grad": _GRADIENT}, gradient=False, variables=variables, half_tolerance=2e-2
-    )
-
-
-UPDATES = [
-    case("AssignVariableOp", value=_GRADIENT, _variables={"resource": _WEIGHTS}, _gradient=False),
-    case("AssignAddVariableOp", value=_GRADIENT, _variables={"resource": _WEIGHTS}, _gradient=False),
-    case("AssignSubVariableOp", value=_GRADIENT, _variables={"resource": _WEIGHTS}, _gradient=False),
-    RawCase(
-        "ResourceApplyGradientDescent",
-        "",
-        {"alpha": _number(0.1), "delta": _GRADIENT},
-        variables={"var": _WEIGHTS},
-        gradient=False,
-    ),
-    *(
-        _update(op, f"{nesterov}", of="var accum", lr=0.1, momentum=0.9, use_nesterov=nesterov)
-        for op in ("ResourceApplyMomentum", "ResourceApplyKerasMomentum")
-        for nesterov in (False, True)
-    ),
-    *(
-        _update(
-            "ResourceApplyAdam",
-            f"{nesterov}",
-            of="var m v",
-            beta1_power=0.81,
-            beta2_power=0.99,
-            lr=0.1,
-            beta1=0.9,
-            beta2=0.95,
-            epsilon=1e-3,
-            use_nesterov=nesterov,
-        )
-        for nesterov in (False, True)
-    ),
-    _update(
-        "ResourceApplyAdamWithAmsgrad",
-        of="var m v vhat",
-        beta1_power=0.81,
-        beta2_power=0.99,
-        lr=0.1,
-        beta1=0.9,
-        beta2=0.95,
-        epsilon=1e-3,
-    ),
-    _update(
-        "ResourceApplyAdaMax", of="var m v", beta1_power=0.81, lr=0.1, beta1=0.9, beta2=0.95, epsilon=1e-3
-    ),
-    *(
-        _update("ResourceApplyAdagrad", f"{slots}", of="var accum", lr=0.1, update_slots=slots)
-        for slots in (False, True)
-    ),
-    *(
-        _update(
-            "ResourceApplyAdagradV2", f"{slots}", of="var accum", lr=0.1, epsilon=1e-3, update_slots=slots
-        )
-        for slots in (False, True)
-    ),
-    _update("ResourceApplyAdadelta", of="var accum accum_update", lr=0.1, rho=0.9, epsilon=1e-3),
-    _update("ResourceApplyRMSProp", of="var ms mom", lr=0.1, rho=0.9, momentum=0.5, epsilon=1e-3),
-    _update("ResourceApplyCenteredRMSProp", of="var mg ms mom", lr=0.1, rho=0.9, momentum=0.5, epsilon=1e-3),
-    *(
-        _update(
-            "ResourceApplyFtrl",
-            f"{multiplied}{power}",
-            of="var accum linear",
-            lr=0.1,
-            l1=0.02,
-            l2=0.03,
-            lr_power=power,
-            multiply_linear_by_lr=multiplied,
-        )
-        for multiplied, power in ((False, -0.5), (False, -0.7), (True, -0.5))
-    ),
-    *(
-        _update(
-            "ResourceApplyFtrlV2",
-            f"{multiplied}",
-            of="var accum linear",
-            lr=0.1,
-            l1=0.02,
-            l2=0.03,
-            l2_shrinkage=0.1,
-            lr_power=power,
-            multiply_linear_by_lr=multiplied,
-        )
-        for multiplied, power in ((False, -0.5), (True, -0.5))
-    ),
-    RawCase(
-        "ResourceApplyProximalGradientDescent",
-        "",
-        {"alpha": _number(0.1), "l1": _number(0.2), "l2": _number(0.3), "delta": _GRADIENT},
-        variables={"var": _WEIGHTS},
-        gradient=False,
-    ),
-    *(
-        _update("ResourceApplyProximalAdagrad", f"{l1}", of="var accum", lr=0.1, l1=l1, l2=0.3)
-        for l1 in (0.0, 0.2)
-    ),
-    *(
-        RawCase(
-            "ResourceApplyAdagradDA",
-            f"{l1}",
-            {
-                "grad": _GRADIENT,
-                "lr": _number(0.1),
-                "l1": _number(l1),
-                "l2": _number(0.02),
-                "global_step": np.array(3, np.int64),
-            },
-            gradient=False,
-            half_tolerance=2e-2,
-            variables={
-                "var": _WEIGHTS,
-                "gradient_accumulator": _SLOT - 0.3,
-                "gradient_squared_accumulator": _OTHER,
-            },
-        )
-        for l1 in (0.0, 0.05)
-    ),
-    _update("ResourceApplyAddSign", of="var m", lr=0.1, alpha=1.0, sign_decay=0.9, beta=0.8),
-    _update("ResourceApplyPowerSign", of="var m", lr=0.1, logbase=1.0, sign_decay=0.9, beta=0.8),
-    *(
-        RawCase(
-            f"ResourceScatter{kind}",
-            "",
-            {"indices": np.array([2, 0], np.int32), "updates": _OTHER[:2].copy()},
-            variables={"resource": _WEIGHTS},
-            gradient=False,
-        )
-        for kind in ["Add", "Sub", "Update", "Mul", "Div", "Min", "Max"]
-    ),
-    *(
-        RawCase(
-            f"ResourceScatter{kind}",
-            "twice",
-            {"indices": np.array([2, 2, 0], np.int32), "updates": _OTHER},
-            variables={"resource": _WEIGHTS},
-            gradient=False,
-        )
-        for kind in ["Add", "Sub", "Mul", "Div", "Min", "Max"]
-    ),
-    *(
-        RawCase(
-            f"ResourceScatterNd{kind}",
-            "",
-            {"indices": np.array([[2, 1], [0, 3]], np.int32), "updates": _OTHER[0, :2].copy()},
-            variables={"ref": _WEIGHTS},
-            gradient=False,
-        )
-        for kind in ("Update", "Add", "Sub")
-    ),
-]
-
-CONTRACTIONS: list[RawCase] = [*PRODUCTS, *CONVOLUTIONS, *POOLS, *NORMS, *ALGEBRA, *UPDATES]
+CONTRACTIONS: list[RawCase] = [*PRODUCTS, *CONVOLUTIONS, *POOLS, *NORMS, *ALGEBRA]

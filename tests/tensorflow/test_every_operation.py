@@ -1,8 +1,8 @@
 """Every operation of the table against TensorFlow on the CPU: results, gradients, and which inputs have one.
 
-Cases are data (`raw_pointwise`, `raw_forming`, `raw_contractions`, `raw_functions`); `comparing` says how both sides
-are computed. An operation without a case fails `test_every_operation_has_a_case`. Random operations are compared with
-the distributions that they draw from.
+Cases are data (`raw_pointwise`, `raw_forming`, `raw_contractions`, `raw_updates`, `raw_functions`); `comparing` says
+how both sides are computed. An operation without a case fails `test_every_operation_has_a_case`. Random operations are
+compared with the distributions that they draw from.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from tests.tensorflow.raw_contractions import CONTRACTIONS
 from tests.tensorflow.raw_forming import FORMING
 from tests.tensorflow.raw_functions import FUNCTIONS
 from tests.tensorflow.raw_pointwise import POINTWISE
+from tests.tensorflow.raw_updates import UPDATES
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed"
 )
 TESTS = Path(__file__).resolve().parents[1]
-CASES: list[RawCase] = [*POINTWISE, *FORMING, *CONTRACTIONS, *FUNCTIONS]
+CASES: list[RawCase] = [*POINTWISE, *FORMING, *CONTRACTIONS, *UPDATES, *FUNCTIONS]
 _HERE, _SDK = "tensorflow/test_every_operation.py::", "tensorflow/test_sdk_operations.py::"
 ELSEWHERE = {
     "Const": _HERE + "test_it_computes_what_tensorflow_does",
@@ -37,7 +38,7 @@ ELSEWHERE = {
     "Podrun:all_gather": _SDK + "test_collectives_between_replicas",
     "Podrun:all_to_all": _SDK + "test_collectives_between_replicas",
     "Podrun:cross_replica_mean": _SDK + "test_collectives_between_replicas",
-    "Podrun:cross_replica_sum": "tensorflow/test_version_1.py::test_groups_of_replicas",
+    "Podrun:cross_replica_sum": "tensorflow/test_version_1_training.py::test_groups_of_replicas",
     "Podrun:replication_index": _SDK + "test_collectives_between_replicas",
     "Podrun:reduce_scatter": _SDK + "test_collectives_between_replicas",
     "Podrun:ctc_loss": _SDK + "test_connectionist_losses_are_tensorflows",
@@ -92,12 +93,12 @@ def test_it_computes_what_tensorflow_does(one: RawCase, half: bool) -> None:
 
 
 def test_every_operation_has_a_case() -> None:
-    from podrun.tensorflow.graph.importer import UPDATES
+    from podrun.tensorflow.graph.importer import UPDATES as OPERATIONS_THAT_UPDATE
     from podrun.tensorflow.operators.table import HANDLERS, TensorFlowOperators
 
     TensorFlowOperators()
     covered = {one.op for one in CASES} | set(RANDOM) | set(STATELESS) | ELSEWHERE.keys()
-    assert sorted((HANDLERS.keys() | UPDATES.keys()) - covered) == []
+    assert sorted((HANDLERS.keys() | OPERATIONS_THAT_UPDATE.keys()) - covered) == []
     for operation, place in ELSEWHERE.items():
         file, _, function = place.partition("::")
         assert f"def {function}(" in (TESTS / file).read_text(), operation

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from podrun.core.errors import UnsupportedError
-from tests.tensorflow.test_version_1 import Program
+from tests.tensorflow.version_1_programs import Program
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed"

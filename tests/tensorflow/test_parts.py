@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.tensorflow.test_version_1 import VALUES, Program
+from tests.tensorflow.version_1_programs import VALUES, Program
 
 pytestmark = [
     pytest.mark.slow,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.tensorflow.test_version_1 import Program
+from tests.tensorflow.version_1_programs import Program
 
 pytestmark = [
     pytest.mark.slow,
