@@ -167,13 +167,17 @@ def _ftrl(
     ctx: Context, node: Node, v: Array, total: Array, linear: Array, g: Array, rate: Array, l1: Array, l2: Array,
     *more: Array,
 ) -> tuple[Array, ...]:  # fmt: skip
-    """Follow the regularised leader; the second version adds shrinkage of the gradient."""
+    """Follow the regularised leader; the second version adds shrinkage of the gradient. ``linear`` may be kept as a
+    multiple by the rate, and all that it meets is then too.
+    """
     power = more[-1]
     shifted = g + 2 * more[0] * v if node.op_type.endswith("V2") else g
     new = total + g * g
-    sigma = (new**-power - total**-power) / rate
-    line = linear + shifted - sigma * v
-    square = new**-power / rate + 2 * l2
+    roots = new**-power - total**-power
+    if node["multiply_linear_by_lr"]:
+        line, square, l1 = linear + shifted * rate - roots * v, new**-power + 2 * l2 * rate, l1 * rate
+    else:
+        line, square = linear + shifted - roots / rate * v, new**-power / rate + 2 * l2
     clipped = jnp.clip(line, -l1, l1)
     return (clipped - line) / square, new, line
 
