@@ -6,6 +6,7 @@ programs on other devices see variables as TensorFlow has them.
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ from podrun.core.errors import (
     PodrunError,
     PoplarError,
     RecoverableRuntimeError,
+    UsageError,
 )
 from podrun.private_apis.tensorflow import private_module, symbol
 from podrun.runtime.feeds import FeedEndedError
@@ -45,6 +47,8 @@ _starting = threading.Lock()
 _launched: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 _raised = threading.local()
 _errors: list[BaseException] = []
+_runs_sessions: list[int] = []
+"""The process that ran the first session, in it and in those that are forked from it."""
 
 
 def variable_type(handle: tf.Tensor) -> tuple[tf.DType, tf.TensorShape]:
@@ -176,6 +180,21 @@ def _start_state(plain: Callable[..., object], session: tf.compat.v1.Session) ->
             _started[session] = len(operations)
 
 
+def _check_process(session: tf.compat.v1.Session) -> None:
+    """Raise UsageError in a process that was forked from one that has run sessions: TensorFlow would wait without end
+    for threads that are not here, unless the session starts some of its own.
+    """
+    if not _runs_sessions:
+        _runs_sessions.append(os.getpid())
+    own_threads = session._config is not None and session._config.use_per_session_threads
+    if _runs_sessions[0] != os.getpid() and not own_threads:
+        raise UsageError(
+            f"process {_runs_sessions[0]} has run sessions of TensorFlow, and this one was forked from it: "
+            "TensorFlow's threads stayed behind",
+            hint="Run sessions in one of both, or start processes by multiprocessing.get_context('spawn').",
+        )
+
+
 def install_sessions() -> None:
     """Let sessions tell which of them runs a graph, and raise what a program raised."""
     base = private_module("client.session").BaseSession
@@ -184,6 +203,7 @@ def install_sessions() -> None:
     plain = base.run
 
     def run(self: tf.compat.v1.Session, *args: Any, **options: Any) -> Any:
+        _check_process(self)
         SESSIONS[self.graph] = self
         _start_state(plain, self)
         try:
