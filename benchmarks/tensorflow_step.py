@@ -5,8 +5,9 @@
 ``step``: ResNet-18 (batch 16 of 64x64x3), BERT-tiny (4 sentences of 128 tokens) and 784-512-512-10 (batch 128) with
 plain descent, in a loop of version 1 with an infeed; and the last one with 16 replicas of 32 samples against one plain
 process with all 512 (``mlp16_ratio``). A worker process for each side takes turns with the other, a few steps each;
-TensorFlow has ``--threads`` threads. Each ratio is that of the medians. Losses of the first steps must agree, or the
-run fails.
+TensorFlow has ``--threads`` threads. Each ratio is that of the medians; ``..._cpu_ratio`` is that of processor times.
+Losses of the first steps must agree, or the run fails. ``mlp16_limit_ms``: the large products, sums and updates of the
+four machines of 16 replicas by bare calls in as many processes (`bare_step`), in the same turns.
 
 ``first_step_cold_s`` and ``first_step_cached_s``: seconds from the end of TensorFlow's own import to the first loss of
 784-512-512-10, in a fresh process with empty caches, and in another with what the first has left.
@@ -24,9 +25,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from bare_step import bare_steps
 from short_mode import add_short
 
 STEPS, CHECKED, ROUNDS = 5, 2, 5
@@ -34,6 +37,8 @@ TOLERANCE = 2e-3
 """Difference of the first losses over the loss."""
 RATE = 0.001
 REPLICAS = {"mlp16": 16}
+IPUS_PER_MACHINE, SAMPLES = 4, 32
+"""Replicas of a machine, and samples of a replica, of the networks with replicas."""
 
 
 def _imported() -> tuple[Any, Any]:
@@ -111,9 +116,10 @@ def work(side: str, name: str, threads: int) -> None:
     """A worker: for each line of standard input as many steps as it says; the answer is seconds and losses."""
     step = _plain(name, threads) if side == "tensorflow" else _ours(name, threads)
     for line in sys.stdin:
-        start = time.perf_counter()
+        start, spent = time.perf_counter(), time.process_time()
         losses = step(int(line))
-        print("@" + json.dumps([(time.perf_counter() - start) / int(line), losses]), flush=True)
+        times = [(time.perf_counter() - start) / int(line), (time.process_time() - spent) / int(line)]
+        print("@" + json.dumps([times, losses]), flush=True)
 
 
 def first_step() -> None:
@@ -149,16 +155,16 @@ class Worker:
         command = [sys.executable, __file__, "--worker", side, "--match", name, "--threads", str(threads)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-    def steps(self, count: int) -> tuple[float, list[float]]:
-        """Seconds of a step, and losses, of so many steps."""
+    def steps(self, count: int) -> tuple[tuple[float, float], list[float]]:
+        """Seconds and seconds of the cores of a step, and losses, of so many steps."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(f"{count}\n")
         self.process.stdin.flush()
         for line in self.process.stdout:
             if line.startswith("@["):
-                seconds, losses = json.loads(line[1:])
-                return seconds, losses
+                (seconds, spent), losses = json.loads(line[1:])
+                return (seconds, spent), losses
         raise SystemExit(f"a worker ended with code {self.process.wait()}")
 
     def end(self) -> None:
@@ -177,14 +183,27 @@ def measure(name: str, rounds: int, threads: int) -> dict[str, float]:
             raise SystemExit(f"{name}: losses differ: {first}")
     for worker in sides.values():
         worker.steps(STEPS)
-    seconds: dict[str, list[float]] = {side: [] for side in sides}
-    for _ in range(rounds):
-        for side, worker in sides.items():
-            seconds[side].append(worker.steps(STEPS)[0])
+    seconds: dict[str, list[tuple[float, float]]] = {side: [] for side in sides}
+    bounds: list[float] = []
+    replicas = REPLICAS.get(name, 0)
+    machines = replicas // IPUS_PER_MACHINE
+    samples = IPUS_PER_MACHINE * SAMPLES
+    with bare_steps(machines, samples, STEPS) if machines else nullcontext() as bare:
+        for _ in range(rounds):
+            for side, worker in sides.items():
+                seconds[side].append(worker.steps(STEPS)[0])
+            bounds += [bare()] if bare is not None else []
     for worker in sides.values():
         worker.end()
-    medians = {side: statistics.median(values) for side, values in seconds.items()}
+    medians = {side: statistics.median(wall for wall, _ in times) for side, times in seconds.items()}
+    spent = {side: statistics.median(cores for _, cores in times) for side, times in seconds.items()}
     figures = {f"{name}_{side}_ms": median * 1e3 for side, median in medians.items()}
+    figures |= {f"{name}_{side}_cpu_ms": median * 1e3 for side, median in spent.items()}
+    if bounds:
+        limit = statistics.median(bounds)
+        figures |= {f"{name}_limit_ms": limit * 1e3, f"{name}_step_vs_limit": medians["podrun"] / limit}
+        figures[f"{name}_limit_vs_tensorflow"] = limit / medians["tensorflow"]
+    figures[f"{name}_cpu_ratio"] = spent["podrun"] / spent["tensorflow"]
     return figures | {f"{name}_ratio": medians["podrun"] / medians["tensorflow"]}
 
 
@@ -245,7 +264,9 @@ def step_figures(asked: argparse.Namespace) -> dict[str, float]:
         results = measure(name, asked.rounds, asked.threads)
         print({key: round(value, 3) for key, value in results.items()}, flush=True)
         figures |= results
-    ratios = [v for k, v in figures.items() if k.endswith("_ratio") and not k.startswith("mlp16")]
+    ratios = [
+        v for k, v in figures.items() if k.endswith("_ratio") and "cpu" not in k and not k.startswith("mlp16")
+    ]
     if ratios:
         figures["geometric_mean_ratio"] = math.exp(statistics.fmean(map(math.log, ratios)))
     if asked.match in "mlp":
