@@ -225,3 +225,35 @@ def test_a_gradient_function_may_contain_its_own_function(ipu: Any) -> None:
             np.testing.assert_allclose(own, 2.0**order * np.exp(1.0), rtol=1e-6)
         with pytest.raises(UnsupportedError, match="too often"):
             strategy.run(tf.function(derivative(growing, 4)), args=[tf.constant(0.5)])
+
+
+def test_a_list_leaves_a_loop_with_queues(ipu: Any) -> None:
+    """A ``tf.TensorArray`` that the loop wrote, the values after it, and a result that waits for effects."""
+    import tensorflow as tf
+
+    outfeed, total = ipu.ipu_outfeed_queue.IPUOutfeedQueue(), tf.Variable(0.0)
+
+    @tf.function
+    def looped(start: Any) -> Any:
+        rows = tf.TensorArray(tf.float32, size=3)
+        for i in tf.range(3):
+            value = start + tf.cast(i, tf.float32)
+            total.assign_add(value)
+            rows = rows.write(i, [value, 2.0 * value])
+            outfeed.enqueue(value)
+        return rows.stack()
+
+    @tf.function(jit_compile=True)
+    def called(start: Any) -> Any:
+        rows = looped(start)
+        return {
+            "rows": rows,
+            "mean": tf.reduce_mean([rows[2, 0], total]),
+            "size": tf.shape(tf.zeros([3, 4]))[0],
+        }
+
+    with ipu.ipu_strategy.IPUStrategyV1().scope() as strategy:
+        results = strategy.run(called, args=[tf.constant(1.0)])
+    np.testing.assert_array_equal(results["rows"], [[1, 2], [2, 4], [3, 6]])
+    assert [results["mean"].numpy(), results["size"].numpy()] == [(3 + 6) / 2, 3]
+    assert outfeed.dequeue().numpy().tolist() == [1, 2, 3]

@@ -74,13 +74,13 @@ def _is_known(tensor: tf.Tensor, loop: tf.Operation) -> bool:
 def part_levels(
     graph: FunctionGraph, results: Sequence[tf.Tensor], effects: Sequence[tf.Operation]
 ) -> dict[tf.Operation, int]:
-    """Operation -> the number of its part, for those that results and effects need, in the order of the graph."""
+    """Operation -> the number of its part, for those that results and effects need, in an order in which they run."""
     needed = needed_operations([*(r.op for r in results), *effects])
     levels: dict[tf.Operation, int] = {}
     scopes: dict[str, int] = {}
     last = -1
-    for operation in graph.get_operations():
-        if operation not in needed or operation.type == "Placeholder":
+    for operation in _in_running_order(graph, needed):
+        if operation.type == "Placeholder":
             continue
         before = [*(t.op for t in operation.inputs), *operation.control_inputs]
         behind = max((levels[o] for o in before if o in levels), default=0)
@@ -96,6 +96,23 @@ def part_levels(
                 scopes[scope] = level
         levels[operation] = level
     return levels
+
+
+def _in_running_order(graph: FunctionGraph, needed: Collection[tf.Operation]) -> list[tf.Operation]:
+    """The needed operations in the order of the graph, but each behind what it waits for: a result waits for effects
+    that come later in the graph.
+    """
+    ordered: dict[tf.Operation, None] = {}
+    for first in graph.get_operations():
+        waiting = [first] if first in needed else []
+        while waiting:
+            operation = waiting[-1]
+            before = [*(t.op for t in operation.inputs), *operation.control_inputs]
+            missing = [o for o in before if o in needed and o not in ordered and o not in waiting]
+            waiting += missing[:1]
+            if not missing:
+                ordered[waiting.pop()] = None
+    return list(ordered)
 
 
 def computed_again(levels: Mapping[tf.Operation, int]) -> dict[int, set[tf.Operation]]:

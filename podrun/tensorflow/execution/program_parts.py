@@ -78,8 +78,16 @@ class CrossingQueue:
     @property
     def flat_specs(self) -> list[tf.TensorSpec]:
         """Types and shapes of what the part uses."""
-        named = dict(zip(fed_names(self.number, len(self.tensors)), self.tensors, strict=True))
-        return [tf.TensorSpec(named[n].shape, _NARROW.get(named[n].dtype, named[n].dtype)) for n in self.used]
+        names = fed_names(self.number, len(self.tensors))
+        named = {name: self._spec(place) for place, name in enumerate(names) if name in self.used}
+        return [named[name] for name in self.used]
+
+    def _spec(self, place: int) -> tf.TensorSpec:
+        """Type and shape of a tensor; those of a list are its elements', which the parts before it gave."""
+        tensor = self.tensors[place]
+        if tensor.dtype == tf.variant:
+            return tf.TensorSpec(self.rows[place].shape[1:], self.rows[place].dtype)
+        return tf.TensorSpec(tensor.shape, _NARROW.get(tensor.dtype, tensor.dtype))
 
     def data_feed(self, replicas: int, local_replicas: int) -> DataFeed:
         """The elements of one run."""
