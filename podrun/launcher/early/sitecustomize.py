@@ -24,16 +24,20 @@ if TYPE_CHECKING:
 JAX = ("podrun.runtime.environment:import_jax",)
 COMPILER = (
     *("podrun.runtime.lowering", "podrun.runtime.tracing", "podrun.compiler.compile", "jax.export"),
-    *("jaxlib.mlir.dialects.mhlo", "jaxlib.mlir.dialects.stablehlo"),
+    *("jaxlib.mlir.dialects.builtin", "jaxlib.mlir.dialects.mhlo", "jaxlib.mlir.dialects.stablehlo"),
 )
-MACHINES = ("podrun.device.host.remote", "podrun.device.host.connecting", "podrun.protos.vipu_pb2")
+MACHINES = ("podrun.device.host.remote", "podrun.device.host.partition_config", "podrun.protos.vipu_pb2")
 RUNTIME = (*MACHINES, *JAX, *COMPILER)
 AHEAD: Mapping[str, tuple[str, ...]] = {
     "numpy": ("numpy",),
     "torch": ("torch",),  # Before JAX, as where a program imports it at its top.
-    "poptorch": ("torch", "podrun.poptorch", *RUNTIME),
+    "poptorch": ("torch", "podrun.poptorch", *RUNTIME, "podrun.poptorch.operators.table:all_operators"),
     "onnx": ("onnx",),
-    "popart": ("podrun.popart", *RUNTIME, "podrun.onnx_models.graph_reader", "podrun.onnx_models.ops"),
+    "popart": (
+        *("podrun.popart", "podrun.popart.sessions.instances", *RUNTIME),
+        *("podrun.onnx_models.graph_reader", "podrun.onnx_models.model_loader"),
+        "podrun.onnx_models.ops.registry:load_onnx_operators",
+    ),
     "popxl": ("podrun.popart",),
     "popdist": ("podrun.popdist.core", "podrun.popdist.collectives"),
 }
