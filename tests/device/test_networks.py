@@ -181,6 +181,15 @@ def test_means_and_their_softmax_leave_the_program() -> None:
     assert "stablehlo.exponential" not in text
 
 
+def test_a_softmax_over_another_axis_than_the_channels_stays() -> None:
+    def network(x: Any, w: Any) -> Any:
+        means = correlate(x, w).mean(axis=(2, 3)).reshape(1, 1, -1)
+        powers = jnp.exp(means - means.max(axis=1, keepdims=True))
+        return powers / powers.sum(axis=1, keepdims=True)
+
+    check(network, X, W)
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_a_softmax_of_what_is_not_finite(value: float) -> None:
     x = X.copy()

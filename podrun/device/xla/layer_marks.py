@@ -8,6 +8,7 @@ an image's pixels and a softmax of such a sum become calls too.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -166,7 +167,8 @@ def _mark_sum(ir: ModuleType, op: MlirOperation) -> None:
 def _mark_softmax(ir: ModuleType, op: MlirOperation) -> None:
     """Replace exponentials of the distances to the greatest value, over their sum, by a call."""
     powers, total = producer(op.operands[0]), _narrowed(op.operands[1])
-    if len(op.results[0].type.shape) != 2 or op.results[0].type.shape[0] != 1 or powers is None:
+    shape = list(op.results[0].type.shape)
+    if len(shape) < 2 or math.prod(shape) != shape[1] or powers is None:
         return
     distance = producer(powers.operands[0]) if powers.name == "stablehlo.exponential" else None
     if distance is None or distance.name != "stablehlo.subtract":
