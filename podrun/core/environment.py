@@ -23,7 +23,6 @@ PODRUN_CHECK_REPLICAS = "PODRUN_CHECK_REPLICAS"
 PODRUN_COMMAND = "PODRUN_COMMAND"
 PODRUN_CONVOLUTIONS = "PODRUN_CONVOLUTIONS"
 PODRUN_DEFAULTS = "PODRUN_DEFAULTS"
-PODRUN_EARLY_START = "PODRUN_EARLY_START"
 PODRUN_FAULTS = "PODRUN_FAULTS"
 PODRUN_FIRST_IPU = "PODRUN_FIRST_IPU"
 PODRUN_HOST_COLLECTIVES = "PODRUN_HOST_COLLECTIVES"
@@ -73,7 +72,6 @@ VARIABLES: Mapping[str, str] = {
     PODRUN_CONVOLUTIONS: "`xla` computes convolutions and products with XLA alone, slower, instead of oneDNN.",
     PODRUN_DEFAULTS: "Set by podrun: variables of libraries that it set, with values, for processes that it starts.",
     "PODRUN_CUSTOM_OPS": "Python files, separated by colons, that register operators of your own.",
-    PODRUN_EARLY_START: "Set by `podrun` for an interpreter that waits for its launch: the file descriptor to read.",
     PODRUN_FAULTS: "Faults of the emulated machines of a script that runs without `podrun`, as `--fault` takes them.",
     PODRUN_FIRST_IPU: "Set by `podrun`: the first IPU of the launch in a partition that it shares with others.",
     PODRUN_HOST_COLLECTIVES: "Set by `podrun`: address, port and key at which the instances find each other.",

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import errno
+import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from podrun.core.environment import PODRUN_CHECK_REPLICAS
 from podrun.core.errors import NotFoundError
 from podrun.faults.fault_errors import SUPERVISED
-from podrun.launcher.early_start import forwarded_stdin
 from podrun.launcher.host_names import LOCAL_HOST, is_this_host
 from podrun.launcher.own_streams import Log
 from podrun.launcher.process import Command, LaunchResources, ProcessRunner
@@ -56,7 +57,7 @@ class InstanceStarter:
                 instance.command,
                 instance.directory,
                 self._environment(instance, address, exchange_point, here=here),
-                forwarded_stdin() if instance.forward_stdin else None,
+                _stdin(instance),
             )
             runner = local if here else _runner_of(instance.host, others)
             try:
@@ -102,6 +103,19 @@ def _cannot_start(instance: InstanceSpec, error: OSError) -> NotFoundError:
 
 def _runner_of(host: str, runners: Sequence[Runner]) -> Runner:
     return next(runner for runner in runners if getattr(runner, "host", None) == host)
+
+
+def _stdin(instance: InstanceSpec) -> int | None:
+    """The input of an instance: instance 0 reads what is piped into podrun. A terminal cannot be given to a
+    background process group.
+    """
+    if not instance.forward_stdin or sys.stdin is None or sys.stdin.closed:
+        return None
+    try:
+        number = sys.stdin.fileno()
+        return None if os.isatty(number) else number
+    except (OSError, ValueError):
+        return None
 
 
 def choose_exchange_point(hosts: Sequence[str]) -> str:

@@ -26,7 +26,6 @@ from typing import IO, TYPE_CHECKING
 from podrun.core.environment import PODRUN_LAUNCH_ID
 from podrun.core.errors import present
 from podrun.core.trampoline import tied_words
-from podrun.launcher.early_start import take
 from podrun.launcher.output import OutputChannel
 from podrun.launcher.own_streams import Log
 from podrun.partition.host.discovery import (
@@ -117,7 +116,7 @@ class ProcessRunner:
 
     def start(self, command: Command) -> int:
         """Start an instance; returns its process id. Raises OSError if its directory does not exist."""
-        process = take(command) or subprocess.Popen(
+        process = subprocess.Popen(
             tied_words(list(command.words)),
             cwd=command.directory,
             env=dict(command.environment),

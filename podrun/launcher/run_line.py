@@ -37,13 +37,10 @@ def run_command_line(line: CommandLine, environ: Mapping[str, str]) -> int:
     options = _configured(line)
     if not line.program or any(options.get(name) for name in MACHINES_ELSEWHERE):
         return _launch(options, line.program, environ)
-    from podrun.launcher.early_start import early_instances
+    from podrun.partition.machines.ray_template import early_template
 
-    with early_instances(options, line.program, environ):  # They import while this process does.
-        from podrun.partition.machines.ray_template import early_template
-
-        with early_template(environ):  # As does this one.
-            return _launch(options, line.program, environ)
+    with early_template(environ):  # It imports while this process does.
+        return _launch(options, line.program, environ)
 
 
 def _configured(line: CommandLine) -> Mapping[str, Any]:

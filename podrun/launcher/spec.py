@@ -322,25 +322,6 @@ def partition_variables(
     )
 
 
-def _forwarded(environ: Mapping[str, str]) -> dict[str, str]:
-    return {name: environ[name] for name in REMOTE_FORWARDED if name in environ}
-
-
-def own_environment(environ: Mapping[str, str], *, debug: bool) -> dict[str, str]:
-    """What a program's environment has before anything of its launch is known. ``environ``: podrun's own."""
-    kept = {
-        name: value
-        for name, value in environ.items()
-        if not name.startswith(("POPDIST_", "OMPI_COMM_WORLD_", "IPUOF_VIPU_API_")) and name != OWN_SERVER
-    }
-    kept["PYTHONPATH"] = ":".join([str(compat_directory()), *filter(None, [environ.get("PYTHONPATH")])])
-    # Output goes through a pipe: without this a Python program's lines appear only when its buffer is full.
-    kept.setdefault("PYTHONUNBUFFERED", "1")
-    if debug:
-        kept["PYTHONFAULTHANDLER"] = "1"
-    return kept
-
-
 def instance_environment(
     layout: LaunchLayout,
     instance: InstanceSpec,
@@ -357,7 +338,16 @@ def instance_environment(
     False) get only the variables that are forwarded and those named by -x. ``exchange_point``: ``ADDRESS:PORT:KEY``
     where instance 0 listens for host collectives (`podrun.popdist.collectives`).
     """
-    kept = own_environment(environ if local else _forwarded(environ), debug=debug) | {
+    kept = dict(environ) if local else {name: environ[name] for name in REMOTE_FORWARDED if name in environ}
+    for name in [
+        name
+        for name in kept
+        if name.startswith(("POPDIST_", "OMPI_COMM_WORLD_", "IPUOF_VIPU_API_")) or name == OWN_SERVER
+    ]:
+        del kept[name]
+    python_path = [str(compat_directory()), *filter(None, [environ.get("PYTHONPATH")])]
+    kept |= {
+        "PYTHONPATH": ":".join(python_path),
         POPDIST_EXECUTABLE_CACHE_PATH: cache_path,
         "IPUOF_LOG_LEVEL": environ.get("IPUOF_LOG_LEVEL", "WARN"),
         PODRUN_LAUNCH_ID: launch_id,
@@ -365,6 +355,10 @@ def instance_environment(
     kept.pop(PODRUN_HOST_COLLECTIVES, None)
     if exchange_point:
         kept[PODRUN_HOST_COLLECTIVES] = exchange_point
+    # Output goes through a pipe: without this a Python program's lines appear only when its buffer is full.
+    kept.setdefault("PYTHONUNBUFFERED", "1")
+    if debug:
+        kept["PYTHONFAULTHANDLER"] = "1"
     kept |= partition_variables(address, instance, local=local) if address else {PODRUN_OFFLINE_MODE: "1"}
     for name, value in instance.exports.items():
         if value is not None:
