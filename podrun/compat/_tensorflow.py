@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from podrun.compat._keras_names import serve_keras_names
-from podrun.compat._tensorflow_contrib import contrib_module
+from podrun.compat._tensorflow_contrib import PARTS, contrib_module, missing_part
 from podrun.compat._tensorflow_log import quiet_start
 from podrun.compat._tensorflow_names import (
     MODULES,
@@ -138,7 +138,10 @@ class SdkFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """A spec for names of the SDK; None for all others."""
+        """A spec for names of the SDK; None for all others. ModuleNotFoundError for parts that contrib lacks here."""
+        if fullname.startswith(_CONTRIB) and (part := fullname.removeprefix(_CONTRIB)) not in PARTS:
+            # Under its own name ``from tensorflow.contrib import part`` would drop the message.
+            raise ModuleNotFoundError(missing_part(part), name="tensorflow.contrib")
         below = fullname.startswith(
             (
                 f"{ROOT}.",

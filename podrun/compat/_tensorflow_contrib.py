@@ -91,8 +91,24 @@ def _names(version_1: Any) -> dict[str, dict[str, Any]]:
     }  # fmt: skip
 
 
+PARTS = ("data", "framework", "ipu", "layers", "rnn", "seq2seq", "training")
+"""The parts of contrib that there are."""
+
+
+class MissingPartError(NotImplementedError, AttributeError):
+    """A part of contrib that is not here; for ``hasattr`` and ``except ImportError``, a name that is missing."""
+
+
+def missing_part(name: str) -> str:
+    """What is said of a part that is not here."""
+    return (
+        f"podrun does not have tf.contrib.{name}: TensorFlow has no contrib since 2.0. Of contrib there are "
+        f"{', '.join(PARTS)}."
+    )
+
+
 def contrib_module(version_1: Any) -> types.ModuleType:
-    """``tensorflow.contrib``, whose parts load when they are first used. NotImplementedError for other names."""
+    """``tensorflow.contrib``, whose parts load when they are first used. MissingPartError for other names."""
     contrib = types.ModuleType("tensorflow.contrib")
     contrib.__path__ = []
     parts: dict[str, types.ModuleType] = {}
@@ -102,12 +118,9 @@ def contrib_module(version_1: Any) -> types.ModuleType:
             raise AttributeError(name)
         if name == "ipu":
             return importlib.import_module("tensorflow.python.ipu")
+        if name not in PARTS:
+            raise MissingPartError(missing_part(name))
         names = _names(version_1)
-        if name not in names:
-            raise NotImplementedError(
-                f"podrun does not have tf.contrib.{name}: TensorFlow has no contrib since 2.0. Of contrib there are "
-                f"{', '.join(sorted(names))}."
-            )
         if name == "seq2seq":
             decoding = importlib.import_module("podrun.tensorflow.sdk.sequence_decoding")
             names[name] = decoding.sequence_names()
