@@ -66,20 +66,56 @@ def _program_files(script: Path) -> Iterator[ast.AST]:
 
 def _imported(tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module is not None:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        yield from _imported_by(node)
+
+
+def _imported_by(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom) and node.module is not None:
+        yield node.module
+        yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+_MISSING_NAMES = {"AttributeError", "ImportError", "ModuleNotFoundError"}
+"""What a program that is for both versions catches where a name or a module is of the other one."""
+
+
+def _is_choice(node: ast.AST, imports: bool) -> bool:
+    """Whether a statement is how programs do without a name or module of one version: `try` with an ``ImportError`` or
+    ``AttributeError`` after it, ``if hasattr(tf, ...)``, ``if tf.__version__ ...``. ``imports``: for an import any
+    condition and any error counts.
+    """
+    if isinstance(node, ast.Try):
+        caught = [part for handler in node.handlers if handler.type for part in ast.walk(handler.type)]
+        names = {getattr(part, "id", "") or getattr(part, "attr", "") for part in caught}
+        every = "Exception" in names or any(handler.type is None for handler in node.handlers)
+        return bool(names & _MISSING_NAMES) or (imports and every)
+    if not isinstance(node, (ast.If, ast.IfExp)):
+        return False
+    parts = [getattr(p, "id", "") or getattr(p, "attr", "") for p in ast.walk(node.test)]
+    if imports:
+        return "__name__" not in parts
+    return any(part == "hasattr" or "version" in part.lower() for part in parts)
+
+
+def _certain(tree: ast.AST, imports: bool = False) -> Iterator[ast.AST]:
+    """The nodes of a program that are in no such choice between versions."""
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        waiting += [child for child in ast.iter_child_nodes(node) if not _is_choice(child, imports)]
 
 
 def uses_version_1(tree: ast.AST) -> bool:
     """Whether a program uses names of version 1 of a module that it imports as plain ``tensorflow``, or a module that
-    only version 1 has.
+    only version 1 has, and does not try first which version it has.
     """
-    return any(attribute in _VERSION_1 for attribute in _used_names(tree, "tensorflow")) or any(
-        f"{name}.".startswith("tensorflow.contrib.") for name in _imported(tree)
-    )
+    if any(chain[0] in _VERSION_1 for chain in _used_chains(tree, "tensorflow", certain=True)):
+        return True
+    names = (name for node in _certain(tree, imports=True) for name in _imported_by(node))
+    return any(f"{name}.".startswith("tensorflow.contrib.") for name in names)
 
 
 _EAGER = {
@@ -89,24 +125,32 @@ _EAGER = {
 """Names of whatever object that a program which is built before it runs does not have."""
 
 
+_PACKAGES = ("compat", "keras", "python", "compiler", "core", "tools")
+"""Parts of plain ``tensorflow`` that say nothing about its version."""
+
+
 def uses_rarer_names(trees: Sequence[ast.AST], tensorflow: object) -> bool:
     """Whether a program for IPUs, in which nothing may be of version 2, uses a name of plain ``tensorflow``, or of a
-    module in it (``train.AdamOptimizer``), that the installed TensorFlow has in ``compat.v1`` alone.
+    module in it (``train.AdamOptimizer``), that the installed TensorFlow has in ``compat.v1`` alone. A name that
+    ``compat.v1`` lacks (``optimizers``) is of version 2.
     """
     version_1 = getattr(getattr(tensorflow, "compat", None), "v1", None)
     if not _is_for_ipus(trees) or _attributes(trees) & _EAGER:
         return False
 
-    def rare(chain: Sequence[str]) -> bool:
+    def version(chain: Sequence[str]) -> int | None:
+        """The version that alone has a name; None where both have it, or neither."""
         old, new = version_1, tensorflow
         for name in chain[:2]:
             old, new = getattr(old, name, None), getattr(new, name, None)
-            if old is None or new is None or not isinstance(old, types.ModuleType):
-                return old is not None and new is None
-        return False
+            if old is None or new is None:
+                return None if old is new else 2 if old is None else 1
+            if not isinstance(old, types.ModuleType):
+                return None
+        return None
 
-    chains = (chain for tree in trees for chain in _used_chains(tree, "tensorflow"))
-    return any(rare(chain) for chain in chains if chain[0] not in ("compat", "keras", "python"))
+    chains = (chain for tree in trees for chain in _used_chains(tree, "tensorflow", certain=True))
+    return {version(chain) for chain in chains if chain[0] not in _PACKAGES} - {None} == {1}
 
 
 _SESSIONS = {"Session", "placeholder", "InteractiveSession"}
@@ -140,7 +184,14 @@ def _is_for_ipus(trees: Sequence[ast.AST]) -> bool:
 
 
 def _attributes(trees: Sequence[ast.AST]) -> set[str]:
-    return {node.attr for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    """Names that programs use of whatever object, and those that they import from modules of TensorFlow."""
+    imported = (name for tree in trees for name in _imported(tree) if name.startswith("tensorflow."))
+    names = {
+        name.rpartition(".")[2]
+        for name in imported
+        if not name.endswith((".eager.function", ".framework.function"))
+    }
+    return names | {node.attr for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
 
 
 def _used_names(tree: ast.AST, module: str) -> Iterator[str]:
@@ -148,14 +199,16 @@ def _used_names(tree: ast.AST, module: str) -> Iterator[str]:
     yield from (chain[0] for chain in _used_chains(tree, module))
 
 
-def _used_chains(tree: ast.AST, module: str) -> Iterator[tuple[str, ...]]:
-    """The same with the attributes of these attributes: ``("train", "Saver")``, and ``("train",)`` beside it."""
+def _used_chains(tree: ast.AST, module: str, certain: bool = False) -> Iterator[tuple[str, ...]]:
+    """The same with the attributes of these attributes: ``("train", "Saver")``, and ``("train",)`` beside it.
+    ``certain``: without those in a choice between versions.
+    """
     names = set()
     for alias in (a for node in ast.walk(tree) if isinstance(node, ast.Import) for a in node.names):
         bound = alias.name if alias.asname or "." in module else alias.name.partition(".")[0]
         if bound == module:
             names.add(alias.asname or bound)
-    for node in ast.walk(tree):
+    for node in _certain(tree) if certain else ast.walk(tree):
         chain, base = [], node
         while isinstance(base, ast.Attribute):
             chain.append(base.attr)

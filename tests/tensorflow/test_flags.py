@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import sys
+import types
 
 import numpy as np
 import pytest
 
+from podrun.compat._tensorflow import SdkFinder
+from podrun.compat._tensorflow_contrib import contrib_module
 from podrun.compat._tensorflow_version import uses_rarer_names, uses_sessions_alone, uses_version_1
 from podrun.core.errors import UsageError
 from podrun.runtime.graph import TensorType
@@ -111,6 +116,62 @@ def test_rarer_names_of_version_1_tell_a_program_that_is_built_before_it_runs() 
     assert not uses_rarer_names([ast.parse("import tensorflow as tf\ntf.log(x)")], tf)
     assert uses_version_1(ast.parse("from tensorflow.contrib.seq2seq import dynamic_decode"))
     assert not uses_version_1(ast.parse("from tensorflow.contributed import names"))
+
+
+FOR_BOTH_VERSIONS = [
+    "try:\n    from tensorflow.contrib import tpu\nexcept ImportError:\n    tpu = None",
+    "try:\n    import tensorflow.contrib.tpu\nexcept:\n    pass",
+    "try:\n    tf.Session\nexcept (AttributeError, ValueError):\n    pass",
+    "if options.tpu:\n    import tensorflow.contrib.tpu",
+    "if tf.__version__.startswith('1.'):\n    saver = tf.train.Saver(); tf.Session()",
+    "if hasattr(tf, 'set_random_seed'):\n    tf.set_random_seed(1)\nelse:\n    tf.random.set_seed(1)",
+    "seed = tf.set_random_seed if tf.version.VERSION < '2' else tf.random.set_seed",
+]
+
+
+@pytest.mark.parametrize("text", FOR_BOTH_VERSIONS)
+def test_a_program_for_both_versions_is_of_the_installed_one(text: str) -> None:
+    tf = pytest.importorskip("tensorflow")
+    tree = ast.parse(f"import tensorflow as tf\nfrom tensorflow.python import ipu\n{text}")
+    assert not uses_version_1(tree)
+    assert not uses_rarer_names([tree], tf)
+
+
+def test_names_that_only_version_2_has_are_signs_of_it() -> None:
+    tf = pytest.importorskip("tensorflow")
+    for text in (
+        "tf.optimizers.Adam(); tf.train.AdamOptimizer(0.1)",
+        "tf.random.set_seed(1); tf.log(x)",
+        "from tensorflow.python.ipu.ipu_strategy import IPUStrategy\ntf.log(x)",
+    ):
+        tree = ast.parse(f"import tensorflow as tf\nfrom tensorflow.python import ipu\n{text}")
+        assert not uses_rarer_names([tree], tf), text
+    tree = ast.parse(
+        "import tensorflow as tf\nfrom tensorflow.python.framework import function\n"
+        "import tensorflow.python.ipu\ntf.log(x)"
+    )
+    assert uses_rarer_names([tree], tf)
+    main = "import tensorflow as tf\nif __name__ == '__main__':\n    import tensorflow.contrib.rnn"
+    assert uses_version_1(ast.parse(main))
+    both = "import tensorflow as tf\ntry:\n    tf.Session()\nexcept ValueError:\n    pass"
+    assert uses_version_1(ast.parse(both))
+
+
+def test_parts_of_contrib_that_are_not_here_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    tf = pytest.importorskip("tensorflow")
+    monkeypatch.setattr(sys, "meta_path", [SdkFinder(), *sys.meta_path])
+    for name in ("tensorflow.contrib", "tensorflow.contrib.rnn"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    contrib = contrib_module(tf.compat.v1)
+    assert not hasattr(contrib, "tpu")
+    with pytest.raises(NotImplementedError, match=r"podrun does not have tf\.contrib\.tpu"):
+        _ = contrib.tpu
+    missing = r"tf\.contrib\.tpu: .* no contrib since 2\.0"
+    with pytest.raises(ImportError, match=missing):
+        importlib.import_module("tensorflow.contrib.tpu")
+    with pytest.raises(ImportError, match=missing):
+        __import__("tensorflow.contrib", fromlist=["tpu"])
+    assert contrib.rnn.GRUCell is tf.compat.v1.nn.rnn_cell.GRUCell
 
 
 def test_a_session_of_version_1_in_a_plain_program_leaves_tensorflow_as_it_is() -> None:
