@@ -336,6 +336,10 @@ class IpusTakenError(ApplicationRuntimeError):
     """The process holds its IPUs no longer: a partition reset or a power cycle took them away."""
 
 
+class FailedAssertionError(ApplicationRuntimeError):
+    """An assertion of a program in a file was false. The IPUs keep what they hold: the next run is not concerned."""
+
+
 class SystemRuntimeError(PoplarRuntimeError):
     """system_runtime_error: the system failed, not the program."""
 

@@ -75,7 +75,7 @@ class FusedGraph:
         outputs: NamedArrays | None = None,
         *,
         depth: int = 2,
-        checks: bool = True,
+        checked: int | None = None,
     ) -> FusedBatches:
         """As `LoadedModel.start`, with inputs and outputs of this model."""
         whole = {
@@ -85,7 +85,7 @@ class FusedGraph:
         }
         whole[INDEX][...] = self.number
         return FusedBatches(
-            self.loaded.start(whole | dict(inputs), count, outputs, depth=depth, checks=checks), self._share
+            self.loaded.start(whole | dict(inputs), count, outputs, depth=depth, checked=checked), self._share
         )
 
     def run(self, inputs: NamedArrays, count: int) -> tuple[dict[str, np.ndarray], ModelledTime]:

@@ -18,7 +18,7 @@ import numpy as np
 
 from podrun.core.cluster import IPUS_PER_MACHINE
 from podrun.core.errors import (
-    ApplicationRuntimeError,
+    FailedAssertionError,
     PodrunError,
     PoplarError,
     RecoverableRuntimeError,
@@ -76,19 +76,28 @@ class ModelledTime:
 
 @dataclass(frozen=True, slots=True)
 class StartedSize:
-    """What was started: micro-batches, batches of the device, the load they belong to, when, and whether a false
-    assertion of the program is an error.
+    """What was started: micro-batches, batches of the device, the load they belong to, when, and of how many
+    micro-batches a false assertion of the program is an error.
     """
 
     count: int
     batches: int
     loads: int
     begin: float
-    checks: bool
+    checked: int
 
 
-class FailedAssertionError(ApplicationRuntimeError):
-    """An assertion of the program was false. The next run is not concerned."""
+class FalseBatchesError(FailedAssertionError):
+    """Assertions were false in micro-batches of a run. ``held``: of each one, whether they were true or not checked;
+    ``results`` and ``cost``: those of the run, of which the other micro-batches' are right.
+    """
+
+    def __init__(self, held: np.ndarray, results: dict[str, np.ndarray], cost: ModelledTime) -> None:
+        super().__init__(
+            "An assertion of the program failed on the device.",
+            hint="Look at the values of the request; ipu.internal_ops.print_tensor shows those of the program.",
+        )
+        self.held, self.results, self.cost = held, results, cost
 
 
 class StartedBatches:
@@ -174,14 +183,15 @@ class LoadedModel(ClosedAtEnd):
         self._device.loaded = self
 
     def run(
-        self, inputs: NamedArrays, count: int, outputs: NamedArrays | None = None
+        self, inputs: NamedArrays, count: int, outputs: NamedArrays | None = None, checked: int | None = None
     ) -> tuple[dict[str, np.ndarray], ModelledTime]:
         """Run ``count`` micro-batches; arrays are ``[count * rows, ...]``, and so are the results.
 
         ``outputs``: arrays that results are written to where nothing has to be filled up; the results have them then.
-        PoplarError if the system reports one; the next run loads the program again if the IPUs were reset.
+        PoplarError if the system reports one; the next run loads the program again if the IPUs were reset. ``checked``
+        as of `start`.
         """
-        return self.start(inputs, count, outputs, depth=1).wait()
+        return self.start(inputs, count, outputs, depth=1, checked=checked).wait()
 
     def start(
         self,
@@ -190,11 +200,11 @@ class LoadedModel(ClosedAtEnd):
         outputs: NamedArrays | None = None,
         *,
         depth: int = 2,
-        checks: bool = True,
+        checked: int | None = None,
     ) -> StartedBatches:
         """Start micro-batches and return before they are done. ``depth``: runs in flight, as the device connection
-        takes them; where there are as many already, this waits for the oldest. ``checks``: whether a false assertion of
-        the program is an error.
+        takes them; where there are as many already, this waits for the oldest. ``checked``: of how many micro-batches,
+        from the first on, a false assertion of the program is an error; None: of all.
         """
         with self._lock:
             if not self._loaded or self._device.loaded is not self:
@@ -204,9 +214,9 @@ class LoadedModel(ClosedAtEnd):
             batches = 1 if self._overlap > 1 else padded // self.group
             targets = self._targets(outputs or {}, padded) if padded == count else {}
             run = self._device.connection.start(batches, filled, targets, depth=depth)
-            return StartedBatches(
-                self, run, StartedSize(count, batches, self._loads, time.perf_counter(), checks)
-            )
+            checked = count if checked is None else checked
+            size = StartedSize(count, batches, self._loads, time.perf_counter(), checked)
+            return StartedBatches(self, run, size)
 
     def collected(self, run: RunInFlight, size: StartedSize) -> tuple[dict[str, np.ndarray], ModelledTime]:
         """The results of a run that was started. For `StartedBatches`."""
@@ -217,19 +227,17 @@ class LoadedModel(ClosedAtEnd):
                 if size.loads == self._loads:  # Another run's error may have had the program loaded again.
                     self._loaded = not needs_reset(error)
             raise
-        if self._asserted is not None and size.checks:
-            held = result.anchors[self._asserted].reshape(-1)[: size.count]
-            if not held.all():
-                raise FailedAssertionError(
-                    "An assertion of the program failed on the device.",
-                    hint="Look at the values of the request; ipu.internal_ops.print_tensor shows those of the program.",
-                )
         cost = self._cost(size.batches, result.modelled_seconds, time.perf_counter() - size.begin)
         self._pace.keep(size.begin, cost.compute_s + cost.transfer_s)
         outputs = {
             name: self._results(name, result.anchors[stream], size.count)
             for name, stream in self._streams.items()
         }
+        if self._asserted is not None:
+            held = result.anchors[self._asserted].reshape(-1)[: size.count].astype(bool)
+            held[size.checked :] = True
+            if not held.all():
+                raise FalseBatchesError(held, outputs, cost)
         return outputs, cost
 
     def write_variables(self, values: NamedArrays) -> None:
@@ -310,11 +318,20 @@ class LoadedModel(ClosedAtEnd):
 
 def needs_reset(error: PodrunError) -> bool:
     """True iff an error costs IPUs their memory and a reset of them makes them usable again: an application's
-    error, or a recoverable one whose action is IPU_RESET.
+    error other than a false assertion, or a recoverable one whose action is IPU_RESET.
     """
     if isinstance(error, RecoverableRuntimeError):
         return str(getattr(error.recovery_action, "value", "")) == "IPU_RESET"
-    return isinstance(error, PoplarError) and not isinstance(error, SystemRuntimeError)
+    return isinstance(error, PoplarError) and not isinstance(
+        error, (SystemRuntimeError, FailedAssertionError)
+    )
+
+
+def ends_runner(error: Exception, auto_reset: bool) -> bool:
+    """True iff a runner answers later requests with an error of one run, too."""
+    if not isinstance(error, PodrunError) or isinstance(error, FailedAssertionError):
+        return False
+    return not (auto_reset and needs_reset(error))
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,11 +30,11 @@ from podrun.serving.compiler import ServedModel
 from podrun.serving.fused_models import FusedBatches, FusedGraph, fused_graphs
 from podrun.serving.loaded_model import (
     DataDescription,
-    FailedAssertionError,
+    FalseBatchesError,
     LoadedModel,
     ModelledTime,
     StartedBatches,
-    needs_reset,
+    ends_runner,
 )
 from podrun.serving.runtime.config import FOREVER, OFF, RuntimeConfig
 from podrun.serving.runtime.requests import QueuedRequest, RequestPart, RequestQueue, RunFuture, whole_parts
@@ -251,13 +251,14 @@ class ModelRunner(ClosedAtEnd):
             begin = time.monotonic()
             for part in parts:
                 part.request.future.queue_seconds = begin - part.request.since
-            count = -(-sum(part.rows for part in parts) // self._rows)
+            rows = sum(part.rows for part in parts)
+            count = -(-rows // self._rows)
             inputs = {name: self._joined(name, parts, count) for name in self._loaded.inputs}
             direct = parts[0].request.outputs if len(parts) == 1 and parts[0].whole else {}
             full = parts[0].rows == count * self._rows
-            filled = sum(part.rows for part in parts) == count * self._rows
-            # Zeros that fill a batch may not be what the program asserts.
-            return self._loaded.start(inputs, count, direct if full else {}, depth=depth, checks=filled)
+            # Zeros that fill the last micro-batch may not be what the program asserts.
+            checked = rows // self._rows
+            return self._loaded.start(inputs, count, direct if full else {}, depth=depth, checked=checked)
         except Exception as error:
             self._fail(parts, error)
         return None
@@ -265,21 +266,29 @@ class ModelRunner(ClosedAtEnd):
     def _collect(self, parts: list[RequestPart], started: AnyStarted) -> None:
         try:
             results, modelled = started.wait()
+        except FalseBatchesError as error:
+            self._fail(self._parts_in_false_batches(parts, error.held), error)
+            self._hand_over(parts, error.results, error.cost)
         except Exception as error:
             self._fail(parts, error)
         else:
             self._hand_over(parts, results, modelled)
 
     def _fail(self, parts: list[RequestPart], error: Exception) -> None:
-        passing = isinstance(error, FailedAssertionError)
-        if (
-            isinstance(error, PodrunError)
-            and not passing
-            and not (self.config.auto_reset and needs_reset(error))
-        ):
+        if isinstance(error, PodrunError) and ends_runner(error, self.config.auto_reset):
             self._loaded.failure = self._loaded.failure or error
         for part in parts:
             part.request.future.finish(error)
+
+    def _parts_in_false_batches(self, parts: Sequence[RequestPart], held: np.ndarray) -> list[RequestPart]:
+        """The parts with rows in micro-batches of which an assertion was false."""
+        false, begin = [], 0
+        for part in parts:
+            end = begin + part.rows
+            if not held[begin // self._rows : -(-end // self._rows)].all():
+                false.append(part)
+            begin = end
+        return false
 
     def _joined(self, name: str, parts: Sequence[RequestPart], count: int) -> np.ndarray:
         """The rows of all parts, those of one part as they lie; zeros behind them to full batches."""

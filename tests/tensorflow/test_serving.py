@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from podrun.core.errors import PodrunError, UnsupportedError
+from podrun.core.errors import UnsupportedError
 
 pytestmark = [
     pytest.mark.slow,
@@ -183,26 +183,3 @@ def test_variables_of_eager_applications_are_in_the_order_of_their_numbers(ipu: 
         runtime.embedded_runtime_start(path, [np.float32(v) for v in [*values[:11], 0.0]], "eager")
     context = runtime.embedded_runtime_start(path, [np.float32(v) for v in values], "eager")
     assert context.executable_file == path.numpy().decode()
-
-
-def test_a_request_whose_assertion_fails_ends_alone(ipu: Any, tmp_path: Path) -> None:
-    import tensorflow as tf
-
-    from podrun.serving.runner import ModelRunner, RuntimeConfig
-
-    def step(x: Any) -> Any:
-        tf.debugging.assert_positive(x)
-        return tf.sqrt(x)
-
-    folder = str(tmp_path / "exported")
-    spec = tf.TensorSpec([2, 3], tf.float32)
-    ipu.serving.export_single_step(step, folder, 2, predict_step_signature=(spec,))
-    results = np.empty([2, 3], np.float32)
-    with ModelRunner(f"{folder}/executable.popef", RuntimeConfig(batching_dim=0)) as runner:
-        (source,), (target,) = runner.get_execute_inputs(), runner.get_execute_outputs()
-        with pytest.raises(PodrunError, match="An assertion of the program failed"):
-            runner.execute({source.name: -np.ones([2, 3], np.float32)}, {target.name: results})
-        runner.execute({source.name: np.full([2, 3], 4, np.float32)}, {target.name: results})
-        np.testing.assert_array_equal(results, np.full([2, 3], 2))
-        runner.execute({source.name: np.full([1, 3], 9, np.float32)}, {target.name: results[:1]})
-        np.testing.assert_array_equal(results[0], [3, 3, 3])

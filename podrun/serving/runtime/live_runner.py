@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from podrun.core.errors import CallError, PodrunError, PoplarError, ServiceError
+from podrun.core.errors import CallError, FailedAssertionError, PodrunError, PoplarError, ServiceError
 from podrun.serving.compiler import ServedModel
 from podrun.serving.fused_models import fused_graphs
 from podrun.serving.loaded_model import DataDescription, needs_reset
@@ -96,12 +96,12 @@ class LiveRunner:
 
     def note(self, requests: Sequence[QueuedRequest]) -> None:
         """Note what errors of IPUs cost, once the requests are answered; takes IPUs again later where that is
-        needed.
+        needed. A false assertion of the program is the client's own.
         """
         failed: dict[int, tuple[PoplarError, list[QueuedRequest]]] = {}
         for request in requests:
             error = request.future.error
-            if isinstance(error, PoplarError):
+            if isinstance(error, PoplarError) and not isinstance(error, FailedAssertionError):
                 failed.setdefault(id(error), (error, []))[1].append(request)
         for error, costs in failed.values():
             rows = sum(request.rows for request in costs)

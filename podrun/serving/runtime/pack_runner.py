@@ -26,7 +26,7 @@ from podrun.core.errors import CallError, PodrunError, UsageError
 from podrun.runtime.device import RunDevice
 from podrun.serving.closing import ClosedAtEnd
 from podrun.serving.compiler import ServedModel
-from podrun.serving.loaded_model import DataDescription, ModelledTime, needs_reset
+from podrun.serving.loaded_model import DataDescription, ModelledTime, ends_runner
 from podrun.serving.runtime.config import PACK_RUNNER, RuntimeConfig
 from podrun.serving.runtime.packing import OpenPack, PackAlgorithm, PackedSample, PackingShape
 from podrun.serving.runtime.requests import RunFuture
@@ -210,11 +210,14 @@ class PackRunner(ClosedAtEnd):
             begin = time.monotonic()
             for sample in samples:
                 sample.future.queue_seconds = begin - sample.since
-            results, modelled = self._loaded.run(self._packed(pack, samples), 1)
+            # Zeros in free places may not be what the program asserts.
+            places = sum(sample.length for sample in samples)
+            checked = int(places == self._shape.rows * self._shape.row_length)
+            results, modelled = self._loaded.run(self._packed(pack, samples), 1, None, checked)
             for index, sample in enumerate(samples):
                 self._answer(sample, index, results, modelled)
         except Exception as error:
-            if isinstance(error, PodrunError) and not (self.config.auto_reset and needs_reset(error)):
+            if isinstance(error, PodrunError) and ends_runner(error, self.config.auto_reset):
                 self._failed = self._failed or error
             for sample in samples:
                 sample.future.finish(error)

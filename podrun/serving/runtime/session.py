@@ -54,11 +54,15 @@ class SessionSettings:
 
 
 class SessionQueue:
-    """The arrays of one anchor that wait for a run, each with what is called when the run has used or filled it."""
+    """The arrays of one anchor that wait for a run, each with what is called when the run has used or filled it, or
+    has failed.
+    """
 
     def __init__(self, told: DataDescription, changed: threading.Condition) -> None:
         self._told, self._changed = told, changed
         self.waiting: deque[tuple[np.ndarray, Callable[[], None] | None]] = deque()
+        self.owed = 0
+        """Arrays of runs that failed before these were queued."""
 
     def tensorInfo(self) -> TensorDescription:
         """Name, shape and type of one array."""
@@ -77,8 +81,12 @@ class SessionQueue:
             )
             raise UsageError(f"the queue of {told.name!r} takes {told.dtype}{list(told.shape)}, not {held}")
         with self._changed:
-            self.waiting.append((array, callback))
-            self._changed.notify_all()
+            passed, self.owed = self.owed > 0, max(0, self.owed - 1)
+            if not passed:
+                self.waiting.append((array, callback))
+                self._changed.notify_all()
+        if passed and callback is not None:
+            callback()
 
 
 class SessionQueues:
@@ -140,6 +148,18 @@ class SessionQueues:
                 array.reshape(-1)[...] = value
         for callback in callbacks:
             callback()
+
+    def skip(self, count: int) -> list[Callable[[], None]]:
+        """Take the output arrays of a run that failed, which stay as they are. Returns their callbacks; arrays that
+        are not there yet are passed over when they come.
+        """
+        callbacks: list[Callable[[], None]] = []
+        with self._changed:
+            for name, queue in self._queued(self.outputs).items():
+                ready = min(count, len(queue.waiting))
+                callbacks += self._taken({name: queue}, ready)[1]
+                queue.owed += count - ready
+        return callbacks
 
     def _queued(self, queues: dict[str, SessionQueue]) -> dict[str, SessionQueue]:
         return {name: queue for name, queue in queues.items() if name not in self.handled}
@@ -227,7 +247,10 @@ class PopefSession(ClosedAtEnd):
             self._loaded.load()
 
     def runMainPrograms(self) -> bool:
-        """Run once with what handlers give and the queues have, waiting for it; False when they are disconnected."""
+        """Run once with what handlers give and the queues have, waiting for it; False when they are disconnected.
+
+        PoplarError if the run fails, with which its arrays are taken: the next run has the next ones.
+        """
         loaded, queues = self._loaded, self._queues
         if (
             loaded is not None
@@ -245,6 +268,24 @@ class PopefSession(ClosedAtEnd):
             return False
         arrays, callbacks = taken
         count = len(next(iter(arrays.values()), ())) or loaded.group
+        try:
+            results, _ = loaded.run(self._inputs_of_run(loaded, arrays, count), count)
+        except BaseException:
+            callbacks += queues.skip(count)
+            raise
+        finally:
+            for callback in callbacks:
+                callback()
+        queues.fill(results, count)
+        for name in loaded.outputs.keys() & self._handlers.keys():
+            for array in results[name].reshape(count, *loaded.outputs[name].shape):
+                self._handlers[name](array)
+        return True
+
+    def _inputs_of_run(
+        self, loaded: LoadedModel, arrays: dict[str, list[np.ndarray]], count: int
+    ) -> dict[str, np.ndarray]:
+        """The arrays of the queues, and those that handlers fill."""
         inputs = {
             name: np.stack([value.reshape(loaded.inputs[name].shape) for value in values])
             for name, values in arrays.items()
@@ -253,14 +294,7 @@ class PopefSession(ClosedAtEnd):
             inputs[name] = np.zeros((count, *loaded.inputs[name].shape), loaded.inputs[name].dtype)
             for part in range(count):
                 self._handlers[name](inputs[name][part, ...])
-        results, _ = loaded.run(inputs, count)
-        for callback in callbacks:
-            callback()
-        queues.fill(results, count)
-        for name in loaded.outputs.keys() & self._handlers.keys():
-            for array in results[name].reshape(count, *loaded.outputs[name].shape):
-                self._handlers[name](array)
-        return True
+        return inputs
 
     def reload(self, model: str | PopefFiles) -> None:
         """Take another model onto the session's IPUs; its queues are made anew."""

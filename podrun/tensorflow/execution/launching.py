@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from podrun.core.errors import (
     ApplicationRuntimeError,
+    FailedAssertionError,
     GraphMemoryAllocationError,
     InvalidOptionError,
     PodrunError,
@@ -245,7 +246,7 @@ def _poplar_text(error: PoplarError) -> str:
     message = error.message.removeprefix("engineOptions: ")
     text = f"[Poplar][{'Compile' if compiling else 'Execute'} engine] {error.type}: {message}"
     action = error.recovery_action.name if isinstance(error, RecoverableRuntimeError) else ""
-    if isinstance(error, ApplicationRuntimeError):
+    if isinstance(error, ApplicationRuntimeError) and not isinstance(error, FailedAssertionError):
         action = "IPU_RESET"
     if not action:
         return text
