@@ -234,3 +234,31 @@ def test_padding_that_would_not_stay_finite_keeps_updates_whole() -> None:
 
     executable = compile_program(step(adagrad))
     assert updates(executable) == []
+
+
+def test_a_statistic_that_no_step_reads_sums_what_each_batch_gives() -> None:
+    """Nothing gathers it: a machine that went on to the next batch would overwrite what another one still adds up."""
+    everyone = (tuple(range(REPLICAS)),)
+    spec = TensorSpec("m", "float32", (3,))
+
+    def forward(p: Values, inputs: Values, key: Any) -> dict[str, Any]:
+        mean = all_reduce(tap("dm", inputs["x"].mean(0)), Combination.MEAN, everyone)
+        return {"new m": p["m"] * 0.875 + mean * 0.125, "out": inputs["x"].sum()}
+
+    program = Program(
+        name="statistic",
+        forward=forward,
+        parameters={"m": ParameterSpec(spec, False)},
+        inputs={"x": InputSpec(TensorSpec("x", "float32", (2, 3)))},
+        anchors=(AnchorSpec("out"),),
+        replicas=REPLICAS,
+        state_updates={"m": "new m"},
+        shared_state=frozenset({"m"}),
+    )
+    executable, x = compile_program(program), inputs_for(program, 50)
+    assert executable.arenas[str(executable.variables["m"].arena)].sliced
+    _, variables = on_machines(executable, program, 50, {"m": np.ones(3, np.float32)}, x)
+    expected = np.ones(3)
+    for batch in x["x"].astype(np.float64):
+        expected = expected * 0.875 + batch.reshape(-1, 3).mean(0) * 0.125
+    np.testing.assert_allclose(variables["m"], expected, rtol=2e-5, atol=1e-6)

@@ -43,6 +43,8 @@ def test_a_list_ends_with_reductions_updates_and_gathers() -> None:
         (STEP, ReduceScatter("g", Reduction.LOCAL), Compute("u"), AllGather("w")),
         (STEP, ReduceScatter("g")),
         (STEP, AllReduce("g"), Compute("u")),
+        (STEP, ReduceScatter("g"), Compute("u")),
+        (STEP, ReduceScatter("g"), Compute("u"), ReduceScatter("h"), Compute("v")),
     ],
     ids=repr,
 )

@@ -47,7 +47,11 @@ class FusedTail:
 
 
 def fused_tail_of(instructions: Sequence[Instruction]) -> FusedTail | None:
-    """The tail of a list that ends with ReduceScatters, each followed by its update and AllGathers; else None."""
+    """The tail of a list that ends with ReduceScatters, each followed by its update and AllGathers; else None.
+
+    At least one AllGather: there the other machines wait until the last one has read their gradients, before the next
+    batch writes over them.
+    """
     first = len(instructions)
     while first and isinstance(instructions[first - 1], ReduceScatter | Compute | AllGather):
         first -= 1
@@ -68,6 +72,8 @@ def fused_tail_of(instructions: Sequence[Instruction]) -> FusedTail | None:
             case _:
                 return None
     if not reductions or len(updates) < len(reductions) or Reduction.LOCAL in reductions.values():
+        return None
+    if not any(isinstance(instruction, AllGather) for instruction in instructions[first:]):
         return None
     return FusedTail(first, reductions, tuple(updates))
 
