@@ -88,16 +88,11 @@ class StartedSize:
 
 
 class FalseBatchesError(FailedAssertionError):
-    """Assertions were false in micro-batches of a run. ``held``: of each one, whether they were true or not checked;
-    ``results`` and ``cost``: those of the run, of which the other micro-batches' are right.
+    """Assertions were false in micro-batches of a run. ``answers``: of each one, whether they were true or not checked,
+    and the run's results and cost; the results of the other micro-batches are right.
     """
 
-    def __init__(self, held: np.ndarray, results: dict[str, np.ndarray], cost: ModelledTime) -> None:
-        super().__init__(
-            "An assertion of the program failed on the device.",
-            hint="Look at the values of the request; ipu.internal_ops.print_tensor shows those of the program.",
-        )
-        self.held, self.results, self.cost = held, results, cost
+    answers: tuple[np.ndarray, dict[str, np.ndarray], ModelledTime]
 
 
 class StartedBatches:
@@ -237,7 +232,12 @@ class LoadedModel(ClosedAtEnd):
             held = result.anchors[self._asserted].reshape(-1)[: size.count].astype(bool)
             held[size.checked :] = True
             if not held.all():
-                raise FalseBatchesError(held, outputs, cost)
+                false = FalseBatchesError(
+                    "An assertion of the program failed on the device.",
+                    hint="Look at the values of the request; ipu.internal_ops.print_tensor shows those of the program.",
+                )
+                false.answers = held, outputs, cost
+                raise false
         return outputs, cost
 
     def write_variables(self, values: NamedArrays) -> None:

@@ -267,8 +267,9 @@ class ModelRunner(ClosedAtEnd):
         try:
             results, modelled = started.wait()
         except FalseBatchesError as error:
-            self._fail(self._parts_in_false_batches(parts, error.held), error)
-            self._hand_over(parts, error.results, error.cost)
+            held, results, modelled = error.answers
+            self._fail(self._parts_in_false_batches(parts, held), error)
+            self._hand_over(parts, results, modelled)
         except Exception as error:
             self._fail(parts, error)
         else:
