@@ -113,6 +113,13 @@ def test_what_xla_computes_between_two_networks() -> None:
     assert text.count("podrun_network") == 2
 
 
+def test_what_a_network_computes_is_no_operand_of_its_own_call() -> None:
+    """Weights, and images in another order of axes, are read from operands only."""
+    check(lambda x, w: correlate(x, jnp.where(w > 0, w, 0.0)), X, W)
+    turned = draw(24, 14, 3, 3)
+    check(lambda x, w, v: correlate(correlate(x, w).transpose(0, 2, 3, 1), v), X, W, turned, networks=2)
+
+
 def test_a_batch_and_a_pool_without_neighbours() -> None:
     """Only what reads images of one sample is a value for each pixel; a program may end in a window."""
 

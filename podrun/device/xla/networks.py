@@ -136,7 +136,8 @@ class _Draft:
 
     @property
     def worth_it(self) -> bool:
-        return self.heavy > 0
+        """Whether it has a layer for which a call pays. A call that read its own results could never run."""
+        return self.heavy > 0 and self.results.isdisjoint(self.operands)
 
     def follows(self, op: MlirOperation) -> bool:
         """Whether an operation reads what XLA computes from the network's results."""
@@ -152,7 +153,7 @@ class _Draft:
     def take(self, ir: ModuleType, op: MlirOperation) -> bool:
         """Make an operation a layer, if it can be one here."""
         target, vector = _target(ir, op), any(value in self.vectors for value in op.operands)
-        if (not vector and not _layer(ir, op)) or self.follows(op):
+        if (not vector and not _layer(ir, op)) or self.follows(op) or self._reads_itself(ir, op):
             return False
         if vector or target in (SUM, SOFTMAX):
             if not self._vector(op, target):
@@ -177,6 +178,13 @@ class _Draft:
         self.early = len(self.readers)
         self.heavy += target == TARGET or target in MARKS
         return True
+
+    def _reads_itself(self, ir: ModuleType, op: MlirOperation) -> bool:
+        """Whether an operation reads what the network computes as only an operand of the call can be read: as weights,
+        or in another order of axes.
+        """
+        at = 0 if op.name == "stablehlo.transpose" else 1 if _target(ir, op) == TARGET else None
+        return at is not None and op.operands[at] in self.results
 
     def _operand(self, value: MlirValue) -> int:
         return self.operands.setdefault(value, len(self.operands))
