@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -177,8 +181,44 @@ def test_a_first_layer_is_convolved_from_its_planes(*, stored: bool, monkeypatch
     if importlib.import_module("podrun.device.xla._onednn").PLANES:
         assert steps == [StepKind.PLANES, *([StepKind.POOL] if stored else []), StepKind.CONVOLVE]
     bits = [np.asarray(result).tobytes() for result in jax.tree.leaves(compiled(*operands))]
-    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
-    assert bits == [np.asarray(result).tobytes() for result in jax.tree.leaves(compiled(*operands))]
+    native: Any = importlib.import_module("podrun.device.xla._onednn")
+    before = native.vectors(8)
+    try:
+        assert bits == [np.asarray(result).tobytes() for result in jax.tree.leaves(compiled(*operands))]
+    finally:
+        assert native.vectors(before) == min(before, 8)
+
+
+LANES = """
+import sys
+from podrun.device.xla import _onednn
+_onednn.load(sys.argv[1])
+print(_onednn.PLANES, _onednn.vectors(0))
+"""
+
+
+@pytest.mark.system
+def test_first_layers_keep_to_the_instruction_set_of_the_library() -> None:
+    """Under either name, in small letters too, as the library itself reads it."""
+    native: Any = importlib.import_module("podrun.device.xla._onednn")
+    lanes = native.vectors(16)
+    plain = {name: value for name, value in os.environ.items() if "MAX_CPU_ISA" not in name}
+    for limit, most in (
+        ("DNNL_MAX_CPU_ISA=AVX2", 8),
+        ("ONEDNN_MAX_CPU_ISA=avx2", 8),
+        ("ONEDNN_MAX_CPU_ISA=AVX", 0),
+    ):
+        name, _, value = limit.partition("=")
+        command = [sys.executable, "-c", LANES, convolutions._path()]
+        printed = subprocess.check_output(command, env={**plain, name: value}, text=True, timeout=60)
+        got = min(lanes, most)
+        assert printed.split() == [str(4 if got else 0), str(got)], limit
+
+
+def test_nothing_native_reads_the_environment() -> None:
+    """A program may change it while threads without the interpreter's lock compute, which moves what is read."""
+    sources = Path(convolutions.__file__).parent.joinpath("native").glob("*.[ch]")
+    assert not [source.name for source in sources if "getenv" in source.read_text()]
 
 
 def test_means_and_their_softmax_leave_the_program() -> None:

@@ -25,6 +25,7 @@ typedef struct {
 } Version; /* the first fields of a larger structure */
 
 enum { CPU = 1, F32 = 3, ANY = 1, INFERENCE = 96, DIRECT = 1, RELU = 32, ADD = 0x1fff0, USER_SCRATCH = 1, IN_ORDER = 1 };
+enum { AVX2 = 0x7, AVX512 = 0x27 }; /* bits of instruction sets */
 enum { ASK_NAME = 8, ASK_SRC = 129, ASK_DIFF_SRC, ASK_WEIGHTS, ASK_DIFF_WEIGHTS, ASK_DST, ASK_DIFF_DST, ASK_SCRATCH = 136 };
 enum { ARG_SRC = 1, ARG_DST = 17, ARG_WEIGHTS = 33, ARG_BIAS = 41, ARG_SCRATCH = 80, ARG_DIFF_SRC = 129, ARG_DIFF_DST = 145,
        ARG_DIFF_WEIGHTS = 161, ARG_POST_OP = 32768, ARG_SRC_1 = 2 };
@@ -32,6 +33,7 @@ enum { ARG_SRC = 1, ARG_DST = 17, ARG_WEIGHTS = 33, ARG_BIAS = 41, ARG_SCRATCH =
 #define LIBRARY(F)                                                                                                    \
     F(const Version *, dnnl_version, (void))                                                                           \
     F(int, dnnl_set_primitive_cache_capacity, (int))                                                                   \
+    F(int, dnnl_get_effective_cpu_isa, (void))                                                                         \
     F(int, dnnl_engine_create, (Engine *, int, size_t))                                                                \
     F(int, dnnl_stream_create, (Stream *, Engine, unsigned))                                                           \
     F(int, dnnl_stream_destroy, (Stream))                                                                              \

@@ -159,7 +159,17 @@ load(PyObject *module, PyObject *path)
         return PyErr_Format(PyExc_OSError, "%s", error);
     loaded = 1;
     workers_start(hold, release);
-    return Py_NewRef(Py_None);
+    planes_vectors(MOST_LANES);
+    return PyModule_AddIntConstant(module, "PLANES", planes_can() ? MOST_PLANES : 0) ? NULL : Py_NewRef(Py_None);
+}
+
+static PyObject *
+vectors(PyObject *module, PyObject *most)
+{
+    const long lanes = PyLong_AsLong(most);
+    if (PyErr_Occurred() || !is_loaded())
+        return NULL;
+    return PyLong_FromLong(planes_vectors(lanes < MOST_LANES ? (int)lanes : MOST_LANES));
 }
 
 static PyObject *
@@ -308,6 +318,7 @@ network(PyObject *module, PyObject *args)
 static PyMethodDef functions[] = {
     {"load", load, METH_O, PyDoc_STR("Load the library from a path. OSError says why not.")},
     {"guard", guard, METH_NOARGS, PyDoc_STR("Before the first plan, for tests: a crash where the library leaves its scratch memory.")},
+    {"vectors", vectors, METH_O, PyDoc_STR("While nothing computes, for tests: have first layers use vectors of so many elements at most; how many they had.")},
     {"handler", handler, METH_NOARGS, PyDoc_STR("The handler of XLA's calls, for `jax.ffi.register_ffi_target`.")},
     {"network_handler", network_handler, METH_NOARGS, PyDoc_STR("The handler of XLA's calls of networks.")},
     {"prepare", prepare, METH_O, PyDoc_STR("Make what a convolution takes; the names of its algorithms. ValueError if there are none.")},
@@ -337,7 +348,7 @@ PyInit__onednn(void)
     const struct {
         const char *name;
         long value;
-    } constants[] = {{"STEPS", STEPS}, {"PLANES", planes_can() ? MOST_PLANES : 0}, {"FOLLOWS", FOLLOWS}};
+    } constants[] = {{"STEPS", STEPS}, {"FOLLOWS", FOLLOWS}};
     for (size_t i = 0; made && i < sizeof constants / sizeof *constants; i++)
         if (PyModule_AddIntConstant(made, constants[i].name, constants[i].value))
             Py_CLEAR(made);

@@ -6,9 +6,9 @@
 #include "planes.h"
 
 #include <immintrin.h>
-#include <stdlib.h>
 #include <string.h>
 
+#include "library.h"
 #include "network.h"
 #include "plans.h"
 
@@ -48,18 +48,23 @@ typedef struct {
 #define ZERO _mm256_setzero_ps
 #include "planes_kernel.h"
 
-/* The limit that the library has too. */
-static int
-is_wide(void)
+/* Elements of the vectors in use; 0 for none. */
+static int lanes;
+
+int
+planes_vectors(int most)
 {
-    const char *most = getenv("ONEDNN_MAX_CPU_ISA");
-    return __builtin_cpu_supports("avx512f") && (!most || !*most || !strncmp(most, "AVX512", 6) || !strncmp(most, "ALL", 3));
+    const int before = lanes, has = onednn.dnnl_get_effective_cpu_isa();
+    const int narrow = (has & AVX2) == AVX2 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    const int wide = narrow && (has & AVX512) == AVX512 && __builtin_cpu_supports("avx512f");
+    lanes = wide && most >= 16 ? 16 : narrow && most >= 8 ? 8 : 0;
+    return before;
 }
 
 int
 planes_can(void)
 {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    return lanes > 0;
 }
 
 int
@@ -106,7 +111,7 @@ planes_rows(const Convolution *c, const Arrays *arrays, int64_t begin, int64_t e
         memcpy(bias, arrays->bias, (size_t)c->m * sizeof *bias);
     Rows r = {.bias = bias, .kw = c->kw, .stride = c->stride[1], .tap = steps[0], .dst_row = c->dst_row};
     r.cut = (c->follows & CUT) != 0;
-    const int wide = is_wide();
+    const int wide = lanes == 16;
     for (int64_t y = begin; y < end; y++) {
         float *copy = bias + outputs;
         r.count = 0;

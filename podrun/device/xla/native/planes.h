@@ -7,9 +7,14 @@
 #include "convolution.h"
 #include "layers.h"
 
-enum { MOST_PLANES = 4 };
+enum { MOST_PLANES = 4, MOST_LANES = 16 };
 
-/* Whether this processor can compute it, and whether it is one of these. */
+/* Use the widest vectors of the instruction set to which the library keeps, of so many elements at most; gives how many those
+   until now had. Once the library is loaded: later, processor and environment are not asked again, since a program may change
+   the environment while other threads compute. */
+int planes_vectors(int most);
+
+/* Whether there are such vectors, and whether it is one of these. */
 int planes_can(void);
 int planes_fit(const Convolution *c);
 
