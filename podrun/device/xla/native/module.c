@@ -289,7 +289,10 @@ network(PyObject *module, PyObject *args)
     const char *error = "these numbers describe no network";
     if (!is_loaded() || !PyArg_ParseTuple(args, "y*O!O!", &numbers, &PyTuple_Type, &operands, &PyTuple_Type, &results))
         return NULL;
-    Network *taken = network_take(numbers.buf, (size_t)numbers.len / sizeof(int64_t), &error);
+    Network *taken;
+    Py_BEGIN_ALLOW_THREADS /* it may make plans, for a tenth of a second and more */
+    taken = network_take(numbers.buf, (size_t)numbers.len / sizeof(int64_t), &error);
+    Py_END_ALLOW_THREADS
     const size_t first = taken ? network_operands(taken) : 0, all = taken ? first + network_results(taken) : 0;
     if (taken && ((size_t)PyTuple_GET_SIZE(operands) != first || (size_t)PyTuple_GET_SIZE(results) != all - first))
         error = "another number of operands or results than the network's numbers say";
