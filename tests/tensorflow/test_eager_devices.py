@@ -233,4 +233,14 @@ def test_floating_point_exceptions_end_an_operation(ipu: Any) -> None:
             tf.math.divide(one, one - one)
         with pytest.raises(tf.errors.InternalError, match="Log1p has values that are no numbers"):
             tf.math.log1p(-3.0 * one)
+        moved, bits = tf.Variable([1.0, np.inf]), tf.constant(0x7F800000, tf.int32)
+        moved.assign([2.0, np.inf])
+        for value in (moved.read_value(), tf.identity(moved), tf.gather(moved, [0, 1])):
+            np.testing.assert_array_equal(value, [2, np.inf])
+        assert np.isinf(tf.bitcast(bits, tf.float32))
+        part = tf.bitcast(tf.bitcast(tf.constant(0x3F807F80, tf.int32), tf.float32), tf.bfloat16)
+        np.testing.assert_array_equal(part.numpy().astype(np.float32), [np.inf, 1])
+        assert np.isneginf(tf.reduce_max(tf.zeros([0])))
+        with pytest.raises(tf.errors.InternalError, match="Reciprocal has values that are inf"):
+            tf.math.reciprocal(moved[:1] - 2.0)
     assert np.isinf(tf.math.divide(one, 0.0)).all()
