@@ -105,7 +105,10 @@ def _changed_by_the_front_end() -> list[tuple[Any, tuple[str, ...]]]:
         *((load(name), (*OPTIMIZER_NAMES, "get")) for name in OPTIMIZER_MODULES),
         *((load(name), ("LossScaleOptimizer",)) for name in SCALING_MODULES),
         *((private_module(name), tuple(names)) for name, names in MOVED_NAMES.items()),
-        (private_module("ops.resource_variable_ops").BaseResourceVariable, ("initialized_value",)),
+        (
+            private_module("ops.resource_variable_ops").BaseResourceVariable,
+            ("initialized_value", "_cached_value"),
+        ),
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from typing import Any
 
 import numpy as np
 import pytest
@@ -168,6 +169,39 @@ def test_a_loss_of_sequences_is_the_mean_over_its_weights() -> None:
         np.testing.assert_allclose(loss, expected, atol=1e-5)
 
 
+def test_a_loss_of_sequences_without_weights_is_zero_in_halves() -> None:
+    from podrun.tensorflow.sdk.sequence_decoding import sequence_loss
+
+    logits, targets = np.zeros((2, 3, 4), np.float16), np.zeros((2, 3), np.int32)
+    weights = np.array([[0, 0, 0], [1, 1, 0]], np.float16)
+    loss, _ = session_values(lambda v1: sequence_loss(logits, targets, weights, True, False))
+    np.testing.assert_allclose(loss, [0, np.log(4)], rtol=1e-3)
+
+
+def test_a_loss_function_of_sequences_gets_all_steps_in_a_row() -> None:
+    import tensorflow as tf
+
+    from podrun.tensorflow.sdk.sequence_decoding import sequence_loss
+
+    logits, targets = RANDOM.randn(2, 3, 4).astype(np.float32), np.array([[0, 1, 2], [3, 0, 0]])
+    ones, shapes = np.ones((2, 3), np.float32), []
+
+    def sampled(labels, logits):
+        shapes.append((labels.shape.as_list(), logits.shape.as_list()))
+        return tf.gather(logits, labels, batch_dims=1)
+
+    loss, _ = session_values(lambda v1: sequence_loss(logits, targets, ones, False, False, sampled))
+    np.testing.assert_array_equal(loss, np.take_along_axis(logits, targets[..., None], -1)[..., 0])
+    assert shapes == [([6], [6, 4])]
+    for values, what in (
+        ((logits[0], targets, ones), "Logits must be a .batch_size x sequence_length x logits. tensor"),
+        ((logits, targets[0], ones), "Targets must be a .batch_size x sequence_length. tensor"),
+        ((logits, targets, ones[0]), "Weights must be a .batch_size x sequence_length. tensor"),
+    ):
+        with pytest.raises(ValueError, match=what):
+            sequence_loss(*values)
+
+
 def test_a_decoder_needs_to_know_its_steps() -> None:
     from podrun.tensorflow.sdk.sequence_decoding import SequenceDecoder, dynamic_decode
 
@@ -177,14 +211,13 @@ def test_a_decoder_needs_to_know_its_steps() -> None:
         dynamic_decode(object())
 
 
-def test_a_program_reads_variables_and_not_the_copies_that_were_made_of_them() -> None:
+def test_a_program_reads_variables_and_not_the_copies_that_were_made_of_them(ipu: Any) -> None:
     """A graph on the host asks for copies (``dynamic_rnn``), and a program has the same variable."""
     import tensorflow as tf
 
     from podrun.tensorflow.sdk.ipu_compiler import compile as compiled
-    from podrun.tensorflow.sdk.scopes import install_front_end, ipu_scope
+    from podrun.tensorflow.sdk.scopes import ipu_scope
 
-    install_front_end()
     gradients = []
 
     def computation():

@@ -328,15 +328,27 @@ def sequence_loss(
     name: str | None = None,
 ) -> tf.Tensor:
     """The weighted cross entropy of logits ``[batch, time, symbols]``: its mean over the weights of all steps, or of
-    those of a sequence or of a step alone.
+    those of a sequence or of a step alone; zero where no weight is. ``softmax_loss_function`` gets targets ``[n]`` and
+    logits ``[n, symbols]`` of all steps. ValueError for other ranks.
     """
-    loss_of = softmax_loss_function or _v1.nn.sparse_softmax_cross_entropy_with_logits
+    logits, targets = tf.convert_to_tensor(logits), tf.convert_to_tensor(targets)
     weights = tf.cast(weights, logits.dtype)
-    losses = loss_of(labels=targets, logits=logits) * weights
+    for what, tensor, axes in (
+        ("Logits", logits, ["logits"]),
+        ("Targets", targets, []),
+        ("Weights", weights, []),
+    ):
+        wanted = ["batch_size", "sequence_length", *axes]
+        if tensor.shape.rank != len(wanted):
+            raise ValueError(f"{what} must be a [{' x '.join(wanted)}] tensor")
+    loss_of = softmax_loss_function or _v1.nn.sparse_softmax_cross_entropy_with_logits
+    flat = tf.reshape(logits, [-1, tf.shape(logits)[2] if logits.shape[2] is None else logits.shape[2]])
+    losses = loss_of(labels=tf.reshape(targets, [-1]), logits=flat)
+    losses = tf.reshape(losses, tf.shape(targets)) * weights
     axes = [a for a, over in enumerate((average_across_batch, average_across_timesteps)) if over]
     if not axes:
         return losses
-    return tf.reduce_sum(losses, axes) / (tf.reduce_sum(weights, axes) + 1e-12)
+    return tf.math.divide_no_nan(tf.reduce_sum(losses, axes), tf.reduce_sum(weights, axes))
 
 
 def sequence_names() -> Mapping[str, object]:
