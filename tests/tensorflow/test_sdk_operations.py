@@ -89,6 +89,30 @@ def test_collectives_stay_within_groups_of_neighbouring_replicas(ipu: Any) -> No
     np.testing.assert_array_equal(halves, sums.reshape(4, 2))
 
 
+def test_replicas_exchange_parts_with_all_others(ipu: Any) -> None:
+    import tensorflow as tf
+
+    rows = np.arange(8, dtype=np.float32).reshape(4, 2)
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=r"factor \(got 2\) is not the total .* \(got 4\)"
+    ):
+        configured(ipu, 4)(lambda x: ipu.all_to_all_op.all_to_all(x, 0, 1, 2), rows)
+
+
+def test_one_tensor_in_a_structure_is_scattered_as_a_tensor(ipu: Any, run: Run) -> None:
+    import tensorflow as tf
+
+    def scattered(x: Any) -> Any:
+        alone = ipu.reduce_scatter_op.reduce_scatter([x], 2)
+        several = ipu.reduce_scatter_op.reduce_scatter({"a": x, "b": [x, x]}, 2)
+        assert isinstance(alone, tf.Tensor)
+        assert isinstance(several, list)
+        return alone, several
+
+    results = run(scattered, np.arange(4, dtype=np.float32))
+    np.testing.assert_array_equal(results, [[0, 2]] * 4)
+
+
 def test_rows_are_copied_between_tensors(ipu: Any, run: Run) -> None:
     import tensorflow as tf
 

@@ -22,7 +22,7 @@ from podrun.tensorflow.operators.table import Array, computes
 
 
 class GroupSizeError(UsageError):
-    """Groups of replicas that do not divide the replicas."""
+    """Groups of replicas that do not divide the replicas, or are not all of them where they must be."""
 
 
 def neighbour_groups(ctx: Context, size: int | None) -> tuple[tuple[int, ...], ...]:
@@ -85,9 +85,14 @@ def _group_norm(ctx: Context, node: Node, x: Array, gamma: Array, beta: Array) -
     return jnp.moveaxis(y, -1, axis).astype(x.dtype)
 
 
-@computes("Podrun:all_to_all", attributes="split concat")
+@computes("Podrun:all_to_all", attributes="split concat group")
 def _all_to_all(ctx: Context, node: Node, x: Array) -> Array:
-    """Part *i* of every replica's ``x``, joined in the order of replicas."""
+    """Part *i* of every replica's ``x``, joined in the order of replicas. GroupSizeError for other groups than all."""
+    if node["group"] != ctx.replicas:
+        raise GroupSizeError(
+            f"all_to_all is between all replicas: its replication factor (got {node['group']}) is not the total number "
+            f"of replicas (got {ctx.replicas})."
+        )
     if ctx.replicas == 1:
         return jnp.asarray(x)
     count, groups = ctx.replicas, neighbour_groups(ctx, None)

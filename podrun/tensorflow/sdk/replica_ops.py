@@ -67,7 +67,8 @@ def exchanged_between_replicas(
     name: str | None = None,
 ) -> tf.Tensor:
     """``x`` cut along one dimension, part *j* for replica *j*; what arrives is joined along another. ValueError for a
-    dimension that the replicas do not divide.
+    dimension that the replicas do not divide; ``replication_factor`` is the number of all replicas, else the program
+    ends with an InvalidArgumentError.
     """
     x = tf.convert_to_tensor(x)
     shape = x.shape.as_list()
@@ -81,6 +82,7 @@ def exchanged_between_replicas(
         [tf.TensorSpec(shape, x.dtype)],
         split=split_dimension,
         concat=concat_dimension,
+        group=replication_factor,
     )
     return result
 
@@ -99,13 +101,19 @@ def _reduction(op: str) -> str:
 
 
 def reduced_and_scattered(
-    x: tf.Tensor, replication_factor: int, op: str = "COLLECTIVE_OP_ADD", name: str | None = None
-) -> tf.Tensor:
+    x: tf.Tensor | Sequence[Any],
+    replication_factor: int,
+    op: str = "COLLECTIVE_OP_ADD",
+    name: str | None = None,
+) -> tf.Tensor | list[tf.Tensor]:
     """This replica's part of ``x [n]``, reduced over its group of ``replication_factor`` neighbouring replicas:
-    ``[ceil(n / replication_factor)]``, padded with zeros. ValueError for another rank. A list gives a list.
+    ``[ceil(n / replication_factor)]``, padded with zeros. ValueError for another rank. Tensors in a
+    structure give a list, one alone gives its part.
     """
-    if isinstance(x, (list, tuple)):
-        return [reduced_and_scattered(item, replication_factor, op) for item in x]
+    flat = tf.nest.flatten(x)
+    if len(flat) != 1:
+        return [reduced_and_scattered(item, replication_factor, op) for item in flat]
+    (x,) = flat
     x = tf.convert_to_tensor(x)
     if x.shape.rank != 1:
         raise ValueError(f"reduce_scatter takes tensors of rank 1, not {x.shape.rank}.")

@@ -1,6 +1,7 @@
 """Rows of sequences copied between tensors (``slicing_ops``), and histograms (``statistics_ops``).
 
-Source of meanings: the SDK's documentation of both modules.
+Source of meanings: the SDK's documentation of both modules. Gradients are the true derivatives of what is copied:
+``dst`` has one where its values stay. In the SDK it has none.
 """
 
 from __future__ import annotations
