@@ -333,12 +333,12 @@ def sequence_loss(
     """
     logits, targets = tf.convert_to_tensor(logits), tf.convert_to_tensor(targets)
     weights = tf.cast(weights, logits.dtype)
-    for what, tensor, axes in (
+    for what, tensor, last in (
         ("Logits", logits, ["logits"]),
         ("Targets", targets, []),
         ("Weights", weights, []),
     ):
-        wanted = ["batch_size", "sequence_length", *axes]
+        wanted = ["batch_size", "sequence_length", *last]
         if tensor.shape.rank != len(wanted):
             raise ValueError(f"{what} must be a [{' x '.join(wanted)}] tensor")
     loss_of = softmax_loss_function or _v1.nn.sparse_softmax_cross_entropy_with_logits
