@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -127,6 +128,20 @@ def test_eager_mode_clips_as_a_program_does(ipu: Any) -> None:
     np.testing.assert_array_equal(values, np.float32([65504, -65504, 3, np.nan]))
     product = f8.f8_matmul(tf.constant([[60000.0]]), tf.constant([[-2.0]]))
     assert (product.dtype, float(product[0, 0])) == (tf.float16, -65504)
+
+
+def test_a_program_of_version_1_converts_too_large_numbers(ipu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There `tf.where` is that of version 1, which takes no single number beside a vector."""
+    import tensorflow as tf
+
+    from podrun.tensorflow.sdk import eight_bit_tensors
+
+    f8 = ipu.f8_ops
+    packed = f8.convert_to_f8(tf.constant([1e6, 3.0]), f8.create_metadata(f8.Format.F152, 2))
+    monkeypatch.setattr(tf, "where", tf.compat.v1.where)
+    monkeypatch.setattr(eight_bit_tensors, "DEVICES", SimpleNamespace(nan_on_overflow=True))
+    values = f8.convert_from_f8(packed, tf.float32).numpy()
+    np.testing.assert_array_equal(values, np.float32([np.nan, 3]))
 
 
 def test_layers_of_version_1_have_no_8_bit_floats() -> None:

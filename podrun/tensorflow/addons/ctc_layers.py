@@ -79,7 +79,7 @@ class CTCPredictionsLayer(CTCInferenceLayer):
         probabilities, lengths, labels = super().call(data, data_length)
         chosen, ends = self._select_most_likely_path(probabilities, labels, self.top_paths, lengths)
         places = tf.range(int(labels.shape[-1]), dtype=tf.int32)[None]
-        return tf.where(places < ends[:, None], chosen, tf.fill(tf.shape(chosen), self.blank_index))
+        return tf.compat.v2.where(places < ends[:, None], chosen, tf.fill(tf.shape(chosen), self.blank_index))
 
     @staticmethod
     def _select_most_likely_path(

@@ -288,19 +288,21 @@ class ALSOptimizer(WrappedOptimizer):
             )
         )  # fmt: skip
         due = (period == 1) | ((self._calls > 0) & (self._calls % period == 0))
-        fresh = (1 - alpha) * counts + tf.where(due, captured, (1 - alpha) * captured)
+        fresh = (1 - alpha) * counts + tf.compat.v2.where(due, captured, (1 - alpha) * captured)
         held = tf.convert_to_tensor(self._counts)
-        smooth = held + (fresh if self._keeps else tf.where(due, fresh, tf.zeros_like(fresh)))
+        smooth = held + (fresh if self._keeps else tf.compat.v2.where(due, fresh, tf.zeros_like(fresh)))
         ratio = tf.math.divide_no_nan(smooth[1], tf.reduce_sum(smooth))
         higher, lower = self._scale * factor, self._scale / factor
-        wanted = tf.where(ratio > threshold, lower, higher)
+        wanted = tf.compat.v2.where(ratio > threshold, lower, higher)
         inside = (wanted >= 1) & (wanted < most)
-        scale = tf.where(due & inside, wanted, self._scale)
+        scale = tf.compat.v2.where(due & inside, wanted, self._scale)
         return tf.group(
-            self._before.assign(tf.where(scale == self._scale, self._before, self._scale), read_value=False),
+            self._before.assign(
+                tf.compat.v2.where(scale == self._scale, self._before, self._scale), read_value=False
+            ),
             self._scale.assign(scale, read_value=False),
-            self._counts.assign(tf.where(due, tf.zeros_like(smooth), smooth), read_value=False),
-            self._calls.assign(tf.where(due, 0, self._calls + 1), read_value=False),
+            self._counts.assign(tf.compat.v2.where(due, tf.zeros_like(smooth), smooth), read_value=False),
+            self._calls.assign(tf.compat.v2.where(due, 0, self._calls + 1), read_value=False),
         )
 
 

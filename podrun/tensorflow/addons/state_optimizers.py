@@ -240,8 +240,8 @@ class LAMBIpuOptimizer(IpuOptimizerBase):
             length, taken = (tf.sqrt(tf.reduce_sum(tf.square(t))) for t in (weights, step))
             if self.weight_norm_clip is not None:
                 length = tf.minimum(length, tf.cast(self.weight_norm_clip, dtype))
-            safe = tf.where(taken > 0, taken, tf.ones_like(taken))
-            ratio = tf.where((length > 0) & (taken > 0), length / safe, tf.ones_like(length))
+            safe = tf.compat.v2.where(taken > 0, taken, tf.ones_like(taken))
+            ratio = tf.compat.v2.where((length > 0) & (taken > 0), length / safe, tf.ones_like(length))
         factor, wanted = (tf.cast(t, self.opt_dtypes[1]) for t in (ratio * self._rate(), step))
         return self._update(var, factor * wanted, {"m": first, "v": second})
 

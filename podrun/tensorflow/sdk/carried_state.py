@@ -79,11 +79,11 @@ def ipu_stateful_gradient_accumulate(
     last = tf.equal(step, num_mini_batches - 1)
     nothing = tf.zeros_like(gradient)
     writes = [
-        total.assign(tf.where(last, nothing, summed), read_value=False),
-        count.assign(tf.where(last, 0, step + 1), read_value=False),
+        total.assign(tf.compat.v2.where(last, nothing, summed), read_value=False),
+        count.assign(tf.compat.v2.where(last, 0, step + 1), read_value=False),
     ]
     with tf.control_dependencies(writes):
-        return tf.where(last, summed, nothing)
+        return tf.compat.v2.where(last, summed, nothing)
 
 
 def ipu_stateful_gradient_accumulate_with_momentum(
@@ -95,14 +95,14 @@ def ipu_stateful_gradient_accumulate_with_momentum(
     gradient = tf.convert_to_tensor(grad)
     count = zero_variable("gradient_accumulation_counter", [], tf.int32)
     step, before = count.read_value(), tf.raw_ops.ReadVariableOp(resource=accum, dtype=gradient.dtype)
-    after = tf.where(tf.equal(step, 0), momentum * before, before) + gradient
+    after = tf.compat.v2.where(tf.equal(step, 0), momentum * before, before) + gradient
     last = tf.equal(step, num_mini_batches - 1)
     writes = [
         tf.raw_ops.AssignVariableOp(resource=accum, value=after),
-        count.assign(tf.where(last, 0, step + 1), read_value=False),
+        count.assign(tf.compat.v2.where(last, 0, step + 1), read_value=False),
     ]
     with tf.control_dependencies(writes):
-        return tf.where(last, after, tf.zeros_like(after))
+        return tf.compat.v2.where(last, after, tf.zeros_like(after))
 
 
 _contexts: list[GradientCaptureContext] = []

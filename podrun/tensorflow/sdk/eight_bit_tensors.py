@@ -119,7 +119,7 @@ def _halves(values: tf.Tensor, name: str | None = None) -> tf.Tensor:
     if _on_device():
         return halves
     limit = tf.constant(np.nan, tf.float16) if DEVICES.nan_on_overflow else tf.sign(halves) * tf.float16.max
-    return tf.where(tf.math.is_inf(halves), limit, halves)
+    return tf.compat.v2.where(tf.math.is_inf(halves), limit, halves)
 
 
 def _on_device() -> bool:

@@ -119,10 +119,10 @@ class Accumulation:
         done = tf.cond(last, update_now, lambda: tf.constant(False))
         with tf.control_dependencies([done.op if hasattr(done, "op") else done]):
             writes = [
-                store.assign(tf.where(last, tf.zeros_like(total), total), read_value=False)
+                store.assign(tf.compat.v2.where(last, tf.zeros_like(total), total), read_value=False)
                 for total, _, store in totals
             ]
-            writes.append(self._counter.assign(tf.where(last, 0, step + 1), read_value=False))
+            writes.append(self._counter.assign(tf.compat.v2.where(last, 0, step + 1), read_value=False))
             return tf.group(*writes, done)
 
     def _added(self, store: tf.Variable, gradient: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
