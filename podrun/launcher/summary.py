@@ -53,25 +53,31 @@ def _idle(layout: LaunchLayout, reports: Sequence[MachineReport], command: Seque
         return ""
     return (
         f"the program used {used} of {wanted} IPUs; one with several replicas asks popdist for their number: "
-        f"{_POPTORCH_OPTIONS if _imports_poptorch(command) else _POPART_OPTIONS}"
+        f"{_OPTIONS[_front_end(command)]}"
     )
 
 
-_POPART_OPTIONS = "popdist.popart.configureSessionOptions(options)"
-_POPTORCH_OPTIONS = "options = popdist.poptorch.Options()"
+_POPART = "popart"
+_OPTIONS = {
+    "poptorch": "options = popdist.poptorch.Options()",
+    _POPART: "popdist.popart.configureSessionOptions(options)",
+    "tensorflow": "popdist.tensorflow.set_ipu_config(config, ipus_per_replica=1)",
+}
+"""What gives a program the number of its replicas, by its front end. PyTorch and PopART programs may import TensorFlow
+too, for its data."""
 
 
-def _imports_poptorch(command: Sequence[str]) -> bool:
-    """Whether a script of the command imports poptorch. A file that cannot be read does not."""
+def _front_end(command: Sequence[str]) -> str:
+    """The first of `_OPTIONS` that scripts of the command import, else PopART. A file that cannot be read has none."""
+    imported: set[str] = set()
     for word in command:
         if word.endswith(".py"):
             with contextlib.suppress(OSError):
-                if _IMPORT.search(Path(word).read_text(encoding="utf-8", errors="replace")):
-                    return True
-    return False
+                imported.update(_IMPORT.findall(Path(word).read_text(encoding="utf-8", errors="replace")))
+    return next((name for name in _OPTIONS if name in imported), _POPART)
 
 
-_IMPORT = re.compile(r"^\s*(import|from)\s+poptorch\b", re.MULTILINE)
+_IMPORT = re.compile(rf"^\s*(?:import|from)\s+({'|'.join(_OPTIONS)})\b", re.MULTILINE)
 
 
 def _emulation(reports: Sequence[MachineReport]) -> str:

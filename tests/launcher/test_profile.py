@@ -149,6 +149,8 @@ def test_ipus_that_a_program_does_not_use_are_said(used: int, said: bool) -> Non
     [
         ("import poptorch\n", "popdist.poptorch.Options()"),
         ("import popart\n", "popdist.popart.configureSession"),
+        ("from tensorflow.python import ipu\n", "popdist.tensorflow.set_ipu_config(config"),
+        ("import tensorflow as tf\nimport poptorch\n", "popdist.poptorch.Options()"),
     ],
 )
 def test_advice_names_the_front_end_of_the_program(tmp_path: Path, text: str, advice: str) -> None:
