@@ -93,6 +93,8 @@ class ModelOptions:
     """The stages of the calls of a model's layers; None: as ``PipelineStage`` says, or no pipeline."""
     assignment_reset: bool = False
     """Whether the program took the stages away that ``PipelineStage`` had given."""
+    built_by_program: bool = False
+    """Whether the program called ``build`` of a subclass of ``Model``, rather than the model alone."""
     version: int = 0
     resets: int = 0
 

@@ -57,6 +57,19 @@ def _staged(assignment: Sequence[StageAssignment], stages: Sequence[object]) -> 
             entry.pipeline_stage = stage  # type: ignore[attr-defined]
 
 
+def _entries_as_saved(model: Model, stages: Sequence[object]) -> list[StageAssignment]:
+    """The entries of a model. A subclass inside has entries of its own where its stages are a list: loading builds
+    every model, also what the program only called.
+    """
+    for entry, stage in zip(unassigned_entries(model), stages, strict=True):
+        layer, inside = entry.called, isinstance(stage, list)
+        if entry.is_nested_model != inside:
+            options_of(layer).built_by_program = inside
+        if isinstance(stage, list):
+            _entries_as_saved(layer, stage)
+    return unassigned_entries(model)
+
+
 def written_options(model: Model) -> dict[str, object]:
     """The options of a model as values of JSON."""
     options = options_of(model)
@@ -81,7 +94,7 @@ def take_options(model: Model, values: Mapping[str, object]) -> None:
     options.metric_reduction = ReplicatedMetricReductionMethod.parse(metric)
     stages = values.get("pipeline_stage_assignment")
     if isinstance(stages, list):
-        options.assignment = unassigned_entries(model)
+        options.assignment = _entries_as_saved(model, stages)
         _staged(options.assignment, stages)
     options.version += 1
 

@@ -22,6 +22,7 @@ from podrun.tensorflow.keras.stage_classes import (
     SequentialLayerPipelineStageAssignment,
     SequentialNestedModelPipelineStageAssignment,
     StageAssignment,
+    no_stage,
 )
 
 if TYPE_CHECKING:
@@ -47,26 +48,55 @@ def is_functional(model: Model) -> bool:
 
 def is_model(layer: Layer) -> bool:
     """Whether a layer is a model with stages of its own: its layers are assigned one by one. A subclass of ``Model`` is
-    one if the program built it.
+    one if the program called its ``build`` and symbolic inputs can run its ``call``.
     """
     if is_sequential(layer) or is_functional(layer):
         return True
     model_class = importlib.import_module("tf_keras.src.engine.training").Model
-    return isinstance(layer, model_class) and getattr(layer, "_build_input_shape", None) is not None
+    if not isinstance(layer, model_class) or not options_of(layer).built_by_program:
+        return False
+    try:
+        calls_of(layer)
+    except RuntimeError:
+        return False
+    return True
 
 
 def calls_of(model: Model) -> list[Node]:
-    """The calls of layers in the order of execution, without inputs. RuntimeError for a subclass that is not built."""
+    """The calls of layers in the order of execution, without inputs. RuntimeError where a subclass does not tell."""
     if is_functional(model):
         return _in_order(model.inputs, model._nodes_by_depth)
-    nodes: list[Node] | None = model.__dict__.get(_NODES)
-    if nodes is None:
+    specs = model._saved_model_inputs_spec
+    cached: tuple[list[Node] | RuntimeError | None, object] = model.__dict__.get(_NODES, (None, None))
+    known, seen = cached
+    if known is None or (isinstance(known, RuntimeError) and specs is not seen):
         inputs = _symbolic_inputs(model)
-        mapped = importlib.import_module("tf_keras.src.engine.functional")._map_graph_network
-        flat = tf.nest.flatten(inputs)
-        nodes = _in_order(flat, mapped(flat, tf.nest.flatten(model.call(inputs)))[1])
-        object.__setattr__(model, _NODES, nodes)
-    return nodes
+        try:
+            known = _calls_with(model, inputs)
+        except Exception as error:  # The code is the program's own.
+            reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            known = RuntimeError(
+                f"Cannot get pipeline stage assignments for model `{model.name}`: its `call` cannot run with symbolic "
+                f"inputs ({reason}). Let it take one argument and call layers, without branches or loops of TensorFlow."
+            )
+            known.__cause__ = error
+        object.__setattr__(model, _NODES, (known, specs))
+    if isinstance(known, RuntimeError):
+        raise known
+    return known
+
+
+def _calls_with(model: Model, inputs: object) -> list[Node]:
+    """The calls that a subclass makes with symbolic inputs. Its other operations go to a graph that nothing runs, and
+    scopes of stages around this do not count.
+    """
+    flat, arguments = tf.nest.flatten(inputs), model._call_spec.full_argspec
+    required = arguments.args[2 : len(arguments.args) - len(arguments.defaults or ())]
+    filled = {"training": False} if "training" in required else {}
+    mapped = importlib.import_module("tf_keras.src.engine.functional")._map_graph_network
+    with tf.__internal__.FuncGraph("calls").as_default(), no_stage():
+        outputs = model.call(inputs, **filled)
+    return _in_order(flat, mapped(flat, tf.nest.flatten(outputs))[1])
 
 
 def _in_order(inputs: Sequence[object], by_depth: Mapping[int, Sequence[Node]]) -> list[Node]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import tensorflow as tf
@@ -26,6 +26,17 @@ _scopes: list[int] = []
 def current_stage() -> int | None:
     """The stage of the scope in which the program is."""
     return _scopes[-1] if _scopes else None
+
+
+@contextlib.contextmanager
+def no_stage() -> Iterator[None]:
+    """Code inside is in none of the scopes around it, and may open its own."""
+    around = _scopes[:]
+    _scopes.clear()
+    try:
+        yield
+    finally:
+        _scopes[:] = around
 
 
 def at_stage(stage: int) -> contextlib.AbstractContextManager[None]:
@@ -105,6 +116,14 @@ class _NestedAssignment(StageAssignment):
     ) -> None:
         super().__init__(model, node_index)
         self._assignments = list(pipeline_stage_assignments)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name == "pipeline_stage":
+            raise AttributeError(
+                f"{self._layer.name} is a model with an entry for each of its layers, and has no stage of its own: set "
+                "`pipeline_stage` of the entries in `pipeline_stage_assignments`."
+            )
+        super().__setattr__(name, value)
 
     @property
     def nested_model(self) -> Model:

@@ -210,6 +210,8 @@ def _built(model: Model, plain: Callable[..., object], *args: object, **kwargs: 
     else:
         result = plain(model, *args, **kwargs)
     options = options_of(model)
+    if not importlib.import_module("tf_keras.src.engine.base_layer_utils").call_context().in_call:
+        options.built_by_program = True
     pipelined = options.device_mapping is not None or options.pipeline_steps is not None
     if pipelined and on_ipu(model) and is_built_subclass(model) and options.assignment is None:
         check_scopes(model)
