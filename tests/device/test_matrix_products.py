@@ -399,8 +399,11 @@ def test_gradients_are_written_where_they_are_read(
     assert trained(executable, factor, pieces) == result
 
 
-def test_a_module_of_an_earlier_checkout_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(native, "product_handler")
+@pytest.mark.parametrize("name", ["product_handler", "FOLLOWS"])
+def test_a_module_of_an_earlier_checkout_is_refused_by_name(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(native, name)
     with pytest.raises(RuntimeError, match="built from an earlier checkout"):
         convolutions._start()
 
@@ -468,5 +471,5 @@ def test_what_reads_a_sum_otherwise_keeps_it() -> None:
 
 def test_the_call_of_a_product_names_its_form() -> None:
     """Programs compiled with other numbers are compiled again: raise `convolutions.FORM` with them."""
-    assert re.fullmatch(r"onednn, 4", convolutions.formulation())
+    assert re.fullmatch(r"onednn, 5", convolutions.formulation())
     assert len(ProductCall(M, N, K).numbers()) == 8

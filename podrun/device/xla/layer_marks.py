@@ -28,9 +28,8 @@ _COMBINE = {"stablehlo.maximum": (0, float("-inf")), "stablehlo.add": (1, 0.0)}
 """Operation that combines a window -> the kind of the window, and the value of its padding."""
 
 
-def mark_layers(ir: ModuleType, module: MlirModule, *, sums: bool = True) -> None:
-    """Replace windows and cuts of images channels last in the main function by calls, in place. ``sums``: those of
-    pixels too."""
+def mark_layers(ir: ModuleType, module: MlirModule) -> None:
+    """Replace windows and cuts of images channels last and sums of pixels in the main function by calls, in place."""
     for op in _operations(ir, module):
         _cancel(op)
     run_passes(module, _TIDY)
@@ -39,7 +38,7 @@ def mark_layers(ir: ModuleType, module: MlirModule, *, sums: bool = True) -> Non
             _mark_window(ir, op)
         elif op.name == "stablehlo.select":
             _mark_cut(ir, op)
-        elif sums and op.name == _REDUCE:
+        elif op.name == _REDUCE:
             _mark_sum(ir, op)
     for op in reversed(_operations(ir, module)):
         if op.name == "stablehlo.divide":

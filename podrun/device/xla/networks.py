@@ -10,7 +10,6 @@ A network ends where a layer reads something that XLA computes from the network'
 
 from __future__ import annotations
 
-import importlib
 import math
 import struct
 from collections.abc import Mapping
@@ -59,8 +58,7 @@ def join_networks(lowered: Lowered, parts: int = 2) -> int:
         return 0
     module, ir = stablehlo(lowered), mlir()
     with module.context, ir.Location.unknown():
-        native = importlib.import_module("podrun.device.xla._onednn")
-        mark_layers(ir, module, sums=getattr(native, "STEPS", 0) > StepKind.SOFTMAX)
+        mark_layers(ir, module)
         return sum(_join(ir, block, parts) for block in main_blocks(ir, module))
 
 

@@ -109,9 +109,7 @@ def reads_planes(numbers: Sequence[int]) -> bool:
         1,
         1,
     ) and not follows & _OTHER
-    return (
-        plain and channels <= getattr(module, "PLANES", 0) and channels * numbers[_KERNEL_ROWS] <= _MOST_ROWS
-    )
+    return plain and channels <= module.PLANES and channels * numbers[_KERNEL_ROWS] <= _MOST_ROWS
 
 
 def _is_turned(op: MlirOperation) -> bool:
