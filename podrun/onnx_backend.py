@@ -85,7 +85,8 @@ def _host_value(value: Any) -> Any:
         return None
     if isinstance(value, (list, tuple)):
         return tuple(_host_value(v) for v in value)
-    return np.asarray(value)
+    array = np.asarray(value)
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
 class PodrunBackendRep(BackendRep):
@@ -256,7 +257,7 @@ class PodrunBackend(Backend):
         """Run one node on arrays given in the order of its (non-empty) inputs. ``opset_version`` picks the opset."""
         version = kwargs.get("opset_version", onnx.defs.onnx_opset_version())
         names = [name for name in dict.fromkeys(node.input) if name]
-        arrays = [np.asarray(value) for value in inputs]
+        arrays = [_host_value(np.asarray(value)) for value in inputs]
         declared = [
             onnx.helper.make_tensor_value_info(
                 name, onnx.helper.np_dtype_to_tensor_dtype(array.dtype), array.shape

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -276,6 +277,15 @@ def test_a_program_that_is_one_network_runs_without_xla() -> None:
     (got,) = run({0: elsewhere})
     assert got.tobytes() == np.asarray(lowered.compile()(X, W)).tobytes()
     assert run({0: np.asfortranarray(X)})[0].tobytes() == got.tobytes()
+    assert not got.flags.writeable
+    askew = np.frombuffer(b"." + X.tobytes(), np.float32, offset=1).reshape(X.shape)
+    assert not askew.flags.aligned
+
+    def aligned(numbers: Any, operands: tuple[Any, ...], results: Any) -> None:
+        assert all(operand.flags.aligned for operand in operands)
+        run.compute(numbers, operands, results)
+
+    assert replace(run, compute=aligned)({0: askew})[0].tobytes() == got.tobytes()
 
 
 def test_other_programs_are_xlas() -> None:

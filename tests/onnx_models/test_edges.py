@@ -63,3 +63,12 @@ def test_integers_wrap_and_floats_are_held_within_their_type() -> None:
     assert wrapped.tolist() == [-2, 0]
     (cast,) = run("Cast", np.asarray([np.nan, 3e9, -np.inf], np.float32), to=TensorProto.INT32)
     assert cast.tolist() == [0, 2**31 - 1, -(2**31)]
+
+
+def test_inputs_of_either_byte_order_are_the_same_numbers_and_results_are_not_written() -> None:
+    values = np.array([1.5, -2.0, 300.0], np.float32)
+    node = helper.make_node("Neg", ["x"], ["y"])
+    for order in "<>":
+        (got,) = onnx_backend.run_node(node, [values.astype(f"{order}f4")])
+        np.testing.assert_array_equal(got, -values)
+        assert not got.flags.writeable

@@ -39,7 +39,7 @@ class NetworkProgram:
     def bound(self, constants: Mapping[int, Any]) -> BoundProgram:
         """The program with arguments, by position, that are the same at every run."""
         kept = {
-            at: np.ascontiguousarray(constants[at], np.float32) for at in self.operands if at in constants
+            at: np.require(constants[at], np.float32, ["C", "A"]) for at in self.operands if at in constants
         }
         native = importlib.import_module("podrun.device.xla._onednn")
         return BoundProgram(self, [kept.get(at) for at in self.operands], native.network)
@@ -56,14 +56,16 @@ class BoundProgram:
     """The C module's function."""
 
     def __call__(self, arguments: Mapping[int, np.ndarray[Any, Any]]) -> list[FloatArray]:
-        """The results for the other arguments, by position, arrays of float32."""
+        """The results for the other arguments, by position: arrays of float32 that nobody may write, as XLA's are."""
         program = self.program
         operands = tuple(
-            np.ascontiguousarray(arguments[at], np.float32) if operand is None else operand
+            np.require(arguments[at], np.float32, ["C", "A"]) if operand is None else operand
             for at, operand in zip(program.operands, self.operands, strict=True)
         )
         results = [np.empty(shape, np.float32) for shape in program.results]
         self.compute(program.numbers, operands, tuple(results))
+        for result in results:
+            result.flags.writeable = False
         return results
 
 
