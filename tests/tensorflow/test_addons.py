@@ -373,6 +373,28 @@ def test_an_accumulating_optimizer(method: str) -> None:
         KerasGradientAccumulation(None, 3)
 
 
+def test_wrapped_optimizers_may_have_updates_of_their_own() -> None:
+    """Their ``apply_gradients`` names its arguments as it likes, and need not take all of Keras'."""
+    import tf_keras
+
+    from podrun.tensorflow.addons.accumulating_wrappers import KerasGradientAccumulation
+    from podrun.tensorflow.addons.loss_scaling import ALSOptimizer
+
+    class Doubles(tf_keras.optimizers.legacy.SGD):  # type: ignore[misc]
+        def apply_gradients(self, pairs, name=None):
+            return super().apply_gradients([(2.0 * g, v) for g, v in pairs], name)
+
+    expected = START - 0.2 * sum(GRADIENTS)
+    accumulating = KerasGradientAccumulation(Doubles(0.1), 3)
+    np.testing.assert_allclose(updated(lambda: accumulating), expected, rtol=1e-5, atol=1e-5)
+    assert int(accumulating.iterations.numpy()) == 2
+    scaling = ALSOptimizer(Doubles(0.1), 4, update_frequency=100)
+    around = KerasGradientAccumulation(ALSOptimizer(Doubles(0.1), 4, update_frequency=100), 3)
+    for optimizer in (scaling, around):
+        unscaled = START - 0.2 * sum(GRADIENTS) / 4
+        np.testing.assert_allclose(updated(lambda o=optimizer: o), unscaled, rtol=1e-5, atol=1e-5)
+
+
 def test_wrappers_of_old_sdks_work_on_gradients_just_before_the_update() -> None:
     """Outermost first, after the gradient transformers of the wrapped optimizer."""
     import tf_keras

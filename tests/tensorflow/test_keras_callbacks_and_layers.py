@@ -205,3 +205,36 @@ def test_an_update_of_the_programs_own_sees_what_is_accumulated(ipu_device: None
     sent = np.asarray(queue.dequeue())
     np.testing.assert_allclose(sent.reshape(replicas, -1), clipped.reshape(replicas, -1), rtol=1e-5)
     close(model, WEIGHTS - 0.1 * clipped.sum(0))
+
+
+@pytest.mark.parametrize("case", ["class of Keras", "class of the program", "static"])
+def test_an_update_that_stands_on_the_optimizer_is_called_once_for_an_update(
+    one_ipu: None, case: str
+) -> None:
+    from tensorflow import keras
+
+    def clipped(pairs: object, name: str | None = None) -> object:
+        import tensorflow as tf
+
+        changed = [(tf.clip_by_value(g, -2.0, 2.0), v) for g, v in pairs]  # type: ignore[attr-defined]
+        return keras.optimizers.SGD.apply_gradients(optimizer, changed, name)
+
+    class Passes(keras.optimizers.SGD):  # type: ignore[misc]
+        def apply_gradients(self, pairs: object, name: str | None = None) -> object:
+            return super().apply_gradients(pairs, name)
+
+    class Alone(keras.optimizers.SGD):  # type: ignore[misc]
+        apply_gradients = staticmethod(clipped)
+
+    kinds = {"class of Keras": keras.optimizers.SGD, "class of the program": Passes, "static": Alone}
+    for steps in (1, 2):
+        optimizer = kinds[case](0.1)
+        if case != "static":
+            optimizer.apply_gradients = clipped
+        total = sum(gradient(WEIGHTS, step * 8, 8) for step in range(steps))
+        assert (np.abs(total) > 2).any()
+        model = linear()
+        model.compile(optimizer, "mse", steps_per_execution=steps)
+        model.set_gradient_accumulation_options(steps)
+        model.fit(POINTS[: 8 * steps], TARGETS[: 8 * steps], batch_size=8, shuffle=False, verbose=0)
+        close(model, WEIGHTS - 0.1 * np.clip(total, -2, 2))

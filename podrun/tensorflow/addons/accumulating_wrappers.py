@@ -4,13 +4,18 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 
 import tensorflow as tf
 import tf_keras
 from tf_keras.optimizers.legacy import Optimizer
 
-from podrun.tensorflow.keras.accumulating_optimizers import accumulated_update
+from podrun.tensorflow.keras.accumulating_optimizers import (
+    accumulated_update,
+    takes_reduced,
+    wrapped_update,
+)
 from podrun.tensorflow.sdk.gradient_accumulation import (
     Accumulation,
     AccumulatorType,
@@ -147,7 +152,11 @@ class KerasGradientAccumulation(WrappedOptimizer):
         experimental_aggregate_gradients: bool = True,
     ) -> object:
         """Accumulate, and update when the gradients are complete."""
-        return accumulated_update(self._opt, self._accumulation, grads_and_vars, self._opt.apply_gradients)
+        update = functools.partial(wrapped_update, self._opt)
+        itself = not takes_reduced(self._opt)
+        return accumulated_update(
+            self._opt, self._accumulation, grads_and_vars, update, reduces_itself=itself
+        )
 
     def get_config(self) -> dict[str, object]:
         """The wrapped optimizer, as Keras writes it, and the options."""

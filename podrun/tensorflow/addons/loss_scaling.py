@@ -8,7 +8,7 @@ import tensorflow as tf
 from tf_keras.optimizers.legacy import Optimizer
 
 from podrun.tensorflow.addons.accumulating_wrappers import WrappedOptimizer
-from podrun.tensorflow.keras.accumulating_optimizers import accumulated
+from podrun.tensorflow.keras.accumulating_optimizers import accumulated, wrapped_update
 from podrun.tensorflow.sdk.gradient_accumulation import GradientPairs
 
 _READ_ONLY = frozenset({
@@ -259,8 +259,9 @@ class ALSOptimizer(WrappedOptimizer):
         grads = self.get_unscaled_gradients([g for g, _ in pairs])
         own = self._counted([] if self.captured_grads_only else [g for g, _ in pairs])
         counts = own, self._counted(captured)
-        done = self._opt.apply_gradients(
-            zip(grads, [v for _, v in pairs], strict=True),
+        done = wrapped_update(
+            self._opt,
+            list(zip(grads, [v for _, v in pairs], strict=True)),
             experimental_aggregate_gradients=experimental_aggregate_gradients,
         )
         dependencies = [done] if isinstance(done, (tf.Operation, tf.Tensor)) else []

@@ -68,6 +68,14 @@ def replace_method(owner: type, name: str, function: Replacement) -> None:
     setattr(owner, name, call)
 
 
+def of_program(method: object) -> bool:
+    """Whether a program defined a method, not Keras or podrun."""
+    while isinstance(method, functools.partial):
+        method = method.func
+    module = getattr(getattr(method, "__func__", method), "__module__", None) or ""
+    return not module.startswith(("tf_keras.", "keras.", "podrun.tensorflow."))
+
+
 @contextlib.contextmanager
 def accumulating(model: Model, which: WhichAccumulation | None) -> Iterator[None]:
     """While the step of a model is traced, its optimizer accumulates as ``which`` says when gradients are applied.
@@ -78,12 +86,13 @@ def accumulating(model: Model, which: WhichAccumulation | None) -> Iterator[None
         yield
         return
     _ACCUMULATING[id(optimizer)] = functools.partial(_checked, optimizer, which)
-    plain = type(optimizer).apply_gradients
+    plain = optimizer.apply_gradients  # On the object, where programs may have set another one.
+    own = "apply_gradients" in vars(optimizer) or of_program(plain)
     standing: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-    if isinstance(optimizer, _families()) and not plain.__module__.startswith(("tf_keras.", "podrun.")):
-        # The method of a program's class is called once for an update, with what is accumulated.
+    if isinstance(optimizer, _families()) and own:
+        # The method of a program is called once for an update, with what is accumulated.
         update = functools.partial(_own_update, optimizer, plain)
-        update.__signature__ = inspect.signature(optimizer.apply_gradients)  # type: ignore[attr-defined]
+        update.__signature__ = inspect.signature(plain)  # type: ignore[attr-defined]
         standing = standing_in(optimizer, update)
     try:
         with standing:
@@ -190,7 +199,11 @@ def accumulated(
         return plain(optimizer, grads_and_vars, *args, **kwargs)
     del _ACCUMULATING[id(optimizer)]  # The update itself is made with the accumulated gradients.
     try:
-        update = functools.partial(plain, optimizer, *args, **kwargs)
+
+        def update(ready: GradientPairs, experimental_aggregate_gradients: bool) -> object:
+            options = {**kwargs, "experimental_aggregate_gradients": experimental_aggregate_gradients}
+            return plain(optimizer, ready, *args[:1], **options)  # After the name comes what the option says.
+
         return accumulated_update(
             optimizer, accumulation, grads_and_vars, update, reduces_itself=reduces_itself
         )
@@ -201,14 +214,14 @@ def accumulated(
 def _own_update(
     optimizer: Optimizer, plain: Replacement, grads_and_vars: GradientPairs, *args: object, **kwargs: object
 ) -> object:
-    """An update by a program's own ``apply_gradients``: gradients of this replica come to it, as in the SDK, and are
-    summed over replicas where it calls Keras' own.
+    """An update by a program's own ``apply_gradients``, as it stands on the object: gradients of this replica come to
+    it, as in the SDK, and are summed over replicas where it calls Keras' own.
     """
 
     def run(
         own: Optimizer, grads_and_vars: GradientPairs, experimental_aggregate_gradients: bool = True
     ) -> object:
-        return plain(own, grads_and_vars, *args, **kwargs)
+        return plain(grads_and_vars, *args, **kwargs)
 
     return accumulated(optimizer, run, grads_and_vars, reduces_itself=True)
 
@@ -222,8 +235,8 @@ def accumulated_update(
     reduces_itself: bool = False,
 ) -> object:
     """Accumulate the gradients of this step, and call ``update`` with the sums over replicas when they are complete,
-    or with this replica's if it ``reduces_itself``. A program whose iterations are mini-batches is modelled as so many
-    of them to an update, unless it is a pipeline.
+    or with this replica's if it ``reduces_itself``, which ``experimental_aggregate_gradients`` tells it. A program
+    whose iterations are mini-batches is modelled as so many of them to an update, unless it is a pipeline.
     """
     if not getattr(tf.distribute.get_strategy(), "adds_reductions", True):
         raise UnsupportedError(
@@ -245,9 +258,28 @@ def accumulated_update(
         return gradient if reduces_itself else reduced_over_replicas(tf.distribute.ReduceOp.SUM, gradient)
 
     def now(ready: GradientPairs) -> object:
-        return update(grads_and_vars=ready, experimental_aggregate_gradients=False)
+        return update(ready, experimental_aggregate_gradients=reduces_itself)
 
     return accumulation.apply(pairs, now, total)
+
+
+def takes_reduced(optimizer: Optimizer) -> bool:
+    """Whether ``apply_gradients`` of an optimizer can be told that gradients are summed over replicas already."""
+    parameters = inspect.signature(optimizer.apply_gradients).parameters
+    every = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    return every or "experimental_aggregate_gradients" in parameters
+
+
+def wrapped_update(
+    optimizer: Optimizer, grads_and_vars: GradientPairs, *, experimental_aggregate_gradients: bool
+) -> object:
+    """The update of an optimizer in another one: Keras' own, or one of a program, which need not take the option."""
+    if takes_reduced(optimizer):
+        return optimizer.apply_gradients(
+            grads_and_vars, experimental_aggregate_gradients=experimental_aggregate_gradients
+        )
+    with contextlib.nullcontext() if experimental_aggregate_gradients else reduced_already():
+        return optimizer.apply_gradients(grads_and_vars)
 
 
 def _program_of_mini_batches() -> IpuGraph | None:
