@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 from pathlib import Path
@@ -87,7 +88,7 @@ def test_a_function_without_queues_is_compiled_and_called(ipu: Any, tmp_path: Pa
     library = importlib.import_module(f"{LIBRARY}.ops.gen_application_runtime")
     weights = np.arange(6, dtype=np.float32).reshape(3, 2)
     path = str(tmp_path / "function.poplar_exec")
-    with tf.Graph().as_default(), tf.Session() as session:
+    with contextlib.ExitStack() as ends, tf.Graph().as_default(), tf.Session() as session:
         x = tf.placeholder(tf.float32, [4, 3])
 
         def model(value: Any) -> Any:
@@ -101,6 +102,8 @@ def test_a_function_without_queues_is_compiled_and_called(ipu: Any, tmp_path: Pa
         with pytest.raises(UsageError, match="No application runtime 'engine' was started"):
             library.application_call([x], outfeed_types=[tf.float32], engine_name="engine")
         started = library.application_runtime(inputs=[], filename=path, engine_name="engine")
+        own = importlib.import_module("podrun.tensorflow.sdk.embedded_runtime")
+        ends.callback(lambda: own._contexts.pop("engine").runner.close())
         with tf.control_dependencies([started]):
             (result,) = library.application_call([x], outfeed_types=[tf.float32], engine_name="engine")
         values = np.random.RandomState(0).rand(4, 3).astype(np.float32)
@@ -109,6 +112,3 @@ def test_a_function_without_queues_is_compiled_and_called(ipu: Any, tmp_path: Pa
             library.application_call([x], outfeed_types=[tf.int32], engine_name="engine")
         with pytest.raises(UsageError, match="a function with inputs and results"):
             ipu.application_compile_op.experimental_application_compile_op(tf.no_op)
-        importlib.import_module("podrun.tensorflow.sdk.embedded_runtime")._contexts.pop(
-            "engine"
-        ).runner.close()
