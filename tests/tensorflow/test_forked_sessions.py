@@ -23,14 +23,17 @@ def test_a_forked_process_is_refused_and_does_not_wait(tf: Any) -> None:
     three = tf.constant(1.0) + 2.0
     with tf.Session() as session:
         assert session.run(three) == 3.0
+        called = session.make_callable(three)
 
         def in_the_child() -> None:
             with pytest.raises(UsageError, match=f"process {os.getppid()} has run sessions") as told:
                 session.run(three)
             assert "spawn" in told.value.hint
+            with pytest.raises(UsageError, match="forked"):
+                called()
 
         assert forked(in_the_child) == 0
-        assert session.run(three) == 3.0
+        assert session.run(three) == called() == 3.0
 
 
 def test_a_session_with_threads_of_its_own_is_not_refused(tf: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,10 +41,19 @@ def test_a_session_with_threads_of_its_own_is_not_refused(tf: Any, monkeypatch: 
 
     three = tf.constant(1.0) + 2.0
     monkeypatch.setattr(launching, "_runs_sessions", [os.getppid()])
-    with tf.Session(config=tf.ConfigProto(use_per_session_threads=True)) as session:
-        assert session.run(three) == 3.0
-    with tf.Session() as session, pytest.raises(UsageError, match="forked"):
-        session.run(three)
+    pool = tf.ConfigProto()
+    pool.session_inter_op_thread_pool.add(num_threads=1)
+    for config in (
+        tf.ConfigProto(use_per_session_threads=True),
+        tf.ConfigProto(inter_op_parallelism_threads=-1),
+        pool,
+    ):
+        with tf.Session(config=config) as session:
+            assert session.run(three) == 3.0
+    with tf.Session() as session:
+        assert session.run(three, options=tf.RunOptions(inter_op_thread_pool=-1)) == 3.0
+        with pytest.raises(UsageError, match="forked"):
+            session.run(three)
     monkeypatch.setattr(launching, "_runs_sessions", [])
     with tf.Session() as session:
         assert session.run(three) == 3.0

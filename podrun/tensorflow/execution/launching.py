@@ -181,14 +181,24 @@ def _start_state(plain: Callable[..., object], session: tf.compat.v1.Session) ->
             _started[session] = len(operations)
 
 
-def _check_process(session: tf.compat.v1.Session) -> None:
+def _needs_no_threads(session: tf.compat.v1.Session, options: Any) -> bool:
+    """Whether a run with these ``RunOptions`` is in the caller's thread, or in threads that the session starts."""
+    config = session._config
+    if getattr(options, "inter_op_thread_pool", 0) < 0:
+        return True
+    if config is None:
+        return False
+    own_pool = any(not pool.global_name for pool in config.session_inter_op_thread_pool)
+    return config.use_per_session_threads or config.inter_op_parallelism_threads < 0 or own_pool
+
+
+def _check_process(session: tf.compat.v1.Session, options: Any = None) -> None:
     """Raise UsageError in a process that was forked from one that has run sessions: TensorFlow would wait without end
-    for threads that are not here, unless the session starts some of its own.
+    for threads that are not here, unless the run needs none of them.
     """
     if not _runs_sessions:
         _runs_sessions.append(os.getpid())
-    own_threads = session._config is not None and session._config.use_per_session_threads
-    if _runs_sessions[0] != os.getpid() and not own_threads:
+    if _runs_sessions[0] != os.getpid() and not _needs_no_threads(session, options):
         raise UsageError(
             f"process {_runs_sessions[0]} has run sessions of TensorFlow, and this one was forked from it: "
             "TensorFlow's threads stayed behind",
@@ -204,7 +214,9 @@ def install_sessions() -> None:
     plain = base.run
 
     def run(self: tf.compat.v1.Session, *args: Any, **options: Any) -> Any:
-        _check_process(self)
+        _check_process(
+            self, options["options"] if "options" in options else args[2] if len(args) > 2 else None
+        )
         SESSIONS[self.graph] = self
         _start_state(plain, self)
         try:
@@ -221,7 +233,7 @@ def install_sessions() -> None:
 
     run.launches = True  # type: ignore[attr-defined]
     base.run = run
-    install_session_calls(base)
+    install_session_calls(base, _check_process)
 
 
 ENDED = (

@@ -85,21 +85,33 @@ def _of_ipus(session: tf.compat.v1.Session) -> bool:
     return is_placed_graph(session.graph) or hasattr(session.graph, LAUNCHES)
 
 
-def install_session_calls(base: type[tf.compat.v1.Session]) -> None:
-    """Let callables and stepped runs of sessions be runs where a graph has something for an IPU."""
-    _install_callables(base)
+def install_session_calls(
+    base: type[tf.compat.v1.Session], check: Callable[[tf.compat.v1.Session], None]
+) -> None:
+    """Let callables and stepped runs of sessions be runs where a graph has something for an IPU. ``check`` is called
+    with the session before a callable that is no such run.
+    """
+    _install_callables(base, check)
     _install_steps(base)
 
 
-def _install_callables(base: type[tf.compat.v1.Session]) -> None:
+def _install_callables(
+    base: type[tf.compat.v1.Session], check: Callable[[tf.compat.v1.Session], None]
+) -> None:
     make_callable, from_options = base.make_callable, base._make_callable_from_options
+
+    def checked(session: tf.compat.v1.Session, plain: Callable[..., object]) -> Callable[..., object]:
+        def call(*args: object, **named: object) -> object:
+            check(session)
+            return plain(*args, **named)
+
+        return call
 
     def own_callable(
         self: tf.compat.v1.Session, fetches: object, feed_list: object = None, accept_options: bool = False
     ) -> Callable[..., object]:
         if feed_list is not None or not _of_ipus(self):
-            plain: Callable[..., object] = make_callable(self, fetches, feed_list, accept_options)
-            return plain
+            return checked(self, make_callable(self, fetches, feed_list, accept_options))
         if accept_options:
             return lambda options=None, run_metadata=None: self.run(fetches, None, options, run_metadata)
         return lambda: self.run(fetches)
@@ -108,8 +120,7 @@ def _install_callables(base: type[tf.compat.v1.Session]) -> None:
         self: tf.compat.v1.Session, callable_options: CallableOptions
     ) -> Callable[..., object]:
         if callable_options.tensor_connection or not _of_ipus(self):
-            plain: Callable[..., object] = from_options(self, callable_options)
-            return plain
+            return checked(self, from_options(self, callable_options))
         fetches, feeds = list(callable_options.fetch), list(callable_options.feed)
         targets = [self.graph.get_operation_by_name(name) for name in callable_options.target]
 
