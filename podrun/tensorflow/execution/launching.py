@@ -181,7 +181,7 @@ def _start_state(plain: Callable[..., object], session: tf.compat.v1.Session) ->
             _started[session] = len(operations)
 
 
-def _needs_no_threads(session: tf.compat.v1.Session, options: Any) -> bool:
+def _needs_no_threads(session: tf.compat.v1.Session, options: object) -> bool:
     """Whether a run with these ``RunOptions`` is in the caller's thread, or in threads that the session starts."""
     config = session._config
     if getattr(options, "inter_op_thread_pool", 0) < 0:
@@ -192,7 +192,7 @@ def _needs_no_threads(session: tf.compat.v1.Session, options: Any) -> bool:
     return config.use_per_session_threads or config.inter_op_parallelism_threads < 0 or own_pool
 
 
-def _check_process(session: tf.compat.v1.Session, options: Any = None) -> None:
+def _check_process(session: tf.compat.v1.Session, options: object = None) -> None:
     """Raise UsageError in a process that was forked from one that has run sessions: TensorFlow would wait without end
     for threads that are not here, unless the run needs none of them.
     """
