@@ -399,7 +399,12 @@ def test_wrappers_of_old_sdks_work_on_gradients_just_before_the_update() -> None
     """Outermost first, after the gradient transformers of the wrapped optimizer."""
     import tf_keras
 
-    from podrun.tensorflow.addons.accumulating_wrappers import KerasCrossReplica, KerasMapGradient
+    from podrun.tensorflow.addons.accumulating_wrappers import (
+        KerasCrossReplica,
+        KerasGradientAccumulation,
+        KerasMapGradient,
+    )
+    from podrun.tensorflow.addons.loss_scaling import ALSOptimizer
 
     def plus_tenth(pairs):
         return [(g + 0.1, v) for g, v in pairs]
@@ -418,6 +423,21 @@ def test_wrappers_of_old_sdks_work_on_gradients_just_before_the_update() -> None
     optimizer.learning_rate = 0.25
     again = KerasCrossReplica.from_config(optimizer.get_config())
     assert float(again.learning_rate) == 0.25
+    for inner in (
+        ALSOptimizer(tf_keras.optimizers.legacy.SGD(0.1)),
+        KerasGradientAccumulation(tf_keras.optimizers.legacy.SGD(0.1), 2),
+        tf_keras.mixed_precision.LossScaleOptimizer(tf_keras.optimizers.legacy.SGD(0.1)),
+    ):
+        with pytest.raises(ValueError, match=f"let {type(inner).__name__} wrap CrossReplicaOptimizer"):
+            KerasCrossReplica(inner)
+
+    class Plain(tf_keras.optimizers.legacy.Optimizer):  # type: ignore[misc]
+        def _resource_apply_dense(self, grad, var):
+            return var.assign_sub(0.1 * grad)
+
+    np.testing.assert_allclose(
+        updated(lambda: KerasCrossReplica(Plain("plain"))), START - 0.1 * sum(GRADIENTS), rtol=1e-5, atol=1e-5
+    )
     with pytest.raises(ValueError, match="must be a callable"):
         KerasMapGradient(tf_keras.optimizers.legacy.SGD(0.1), None)
 
@@ -530,13 +550,14 @@ def test_settings_of_loss_scaling_change_and_broken_gradients_count() -> None:
 def test_wrapping_optimizers_come_back_from_files(tmp_path: Path) -> None:
     import tf_keras
 
-    from podrun.tensorflow.addons.accumulating_wrappers import KerasGradientAccumulation
+    from podrun.tensorflow.addons.accumulating_wrappers import KerasCrossReplica, KerasGradientAccumulation
     from podrun.tensorflow.addons.capturing import ALSGradientAccumulationOptimizer, ALSOptimizerAdam
     from podrun.tensorflow.addons.loss_scaling import ALSOptimizer
 
     sgd = tf_keras.optimizers.legacy.SGD
     for optimizer in (
         ALSOptimizer(sgd(0.25), 4),
+        KerasCrossReplica(sgd(0.25)),
         KerasGradientAccumulation(ALSOptimizer(sgd(0.25), 4), 3),
         ALSGradientAccumulationOptimizer(ALSOptimizerAdam(0.25, beta_1=0.5, update_frequency=3), 3),
     ):

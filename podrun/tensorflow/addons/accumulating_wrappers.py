@@ -175,6 +175,15 @@ class GradientWrapper(WrappedOptimizer):
     and the gradient transformers. Of several, the outermost is the first.
     """
 
+    def __init__(self, opt: Optimizer, name: str) -> None:
+        whole = isinstance(opt, WrappedOptimizer) and not isinstance(opt, GradientWrapper)
+        if whole or isinstance(opt, tf_keras.mixed_precision.LossScaleOptimizer):
+            raise ValueError(
+                f"{name} cannot wrap {type(opt).__name__}, which has no update of one gradient: let "
+                f"{type(opt).__name__} wrap {name} instead."
+            )
+        super().__init__(opt, name)
+
     def changed_gradient(self, grad: tf.Tensor, var: tf.Variable) -> tf.Tensor:
         """What the wrapped optimizer applies for a gradient."""
         raise NotImplementedError
@@ -187,7 +196,8 @@ class GradientWrapper(WrappedOptimizer):
     def _resource_apply_dense(
         self, grad: tf.Tensor, handle: tf.Variable, apply_state: Mapping[object, object] | None = None
     ) -> tf.Operation:
-        return self._opt._resource_apply_dense(self.changed_gradient(grad, handle), handle, apply_state)
+        state = {"apply_state": apply_state} if "apply_state" in self._opt._dense_apply_args else {}
+        return self._opt._resource_apply_dense(self.changed_gradient(grad, handle), handle, **state)
 
     def _resource_apply_sparse(
         self,
@@ -196,7 +206,8 @@ class GradientWrapper(WrappedOptimizer):
         indices: tf.Tensor,
         apply_state: Mapping[object, object] | None = None,
     ) -> tf.Operation:
-        return self._opt._resource_apply_sparse(grad, handle, indices, apply_state)
+        state = {"apply_state": apply_state} if "apply_state" in self._opt._sparse_apply_args else {}
+        return self._opt._resource_apply_sparse(grad, handle, indices, **state)
 
 
 class KerasCrossReplica(GradientWrapper):

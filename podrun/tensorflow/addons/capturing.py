@@ -13,7 +13,12 @@ from collections.abc import Mapping
 import tensorflow as tf
 import tf_keras
 
-from podrun.tensorflow.addons.accumulating_wrappers import KerasGradientAccumulation, inner_optimizer
+from podrun.tensorflow.addons.accumulating_wrappers import (
+    KerasCrossReplica,
+    KerasGradientAccumulation,
+    KerasMapGradient,
+    inner_optimizer,
+)
 from podrun.tensorflow.addons.loss_scaling import ALSOptimizer
 from podrun.tensorflow.keras.accumulating_optimizers import accumulated_update
 from podrun.tensorflow.sdk.carried_state import capture_upstream_gradients
@@ -204,8 +209,10 @@ def register_wrapping_optimizers() -> None:
     """Register the wrapping optimizers as custom objects, so that ``load_model`` restores models that use them."""
     kinds = (
         ALSOptimizer, ALSOptimizerAdam, ALSOptimizerSGD, ALSOptimizerRMSProp, ALSGradientAccumulationOptimizer,
-        KerasGradientAccumulation,
+        KerasGradientAccumulation, KerasCrossReplica, KerasMapGradient,
     )  # fmt: skip
     known = tf_keras.utils.get_custom_objects()
     known.update({kind.__name__: kind for kind in kinds})
     known["GradientAccumulationOptimizer"] = KerasGradientAccumulation
+    known["CrossReplicaOptimizer"] = KerasCrossReplica
+    known["MapGradientOptimizerInvertedChaining"] = KerasMapGradient

@@ -15,6 +15,7 @@ from podrun.tensorflow.keras.accumulating_optimizers import (
     Replacement,
     install_accumulation,
     install_optimizer_names,
+    of_program,
     on_ipu,
     replace_method,
 )
@@ -148,7 +149,8 @@ def _backed_up(callback: BackupAndRestore, plain: Callable[..., object], logs: o
     """Keras' callback that goes on after an interruption, which knows a few strategies. Instances of one launch would
     write the same files, so theirs is not added.
     """
-    if type(callback.model.distribute_strategy) is IPUStrategyV1:
+    known = IPUStrategyV1 in callback._supported_strategies
+    if type(callback.model.distribute_strategy) is IPUStrategyV1 and not known:
         callback._supported_strategies = (*callback._supported_strategies, IPUStrategyV1)
     return plain(callback, logs)
 
@@ -213,10 +215,7 @@ def _batch_call(model: Model, plain: Callable[..., object], *args: object, **kwa
 
 def _overrides(model: Model, name: str) -> bool:
     """Whether a class of a program, not one of Keras, defines a method."""
-    for kind in type(model).__mro__:
-        if name in vars(kind):
-            return not kind.__module__.startswith(("tf_keras.", "keras."))
-    return False
+    return of_program(getattr(type(model), name))
 
 
 def _check_overrides(model: Model, kind: str) -> None:

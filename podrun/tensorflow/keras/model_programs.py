@@ -28,7 +28,12 @@ from podrun.tensorflow.execution.device_table import DEVICES
 from podrun.tensorflow.execution.host_program import HostProgram, outfeed_taker
 from podrun.tensorflow.execution.launching import assign_handle, in_words_of_the_sdk, read_handle
 from podrun.tensorflow.execution.poplar_flags import flags, synthetic_elements
-from podrun.tensorflow.keras.accumulating_optimizers import accumulating, check_accumulates, standing_in
+from podrun.tensorflow.keras.accumulating_optimizers import (
+    accumulating,
+    check_accumulates,
+    of_program,
+    standing_in,
+)
 from podrun.tensorflow.keras.data_rules import replicas_of
 from podrun.tensorflow.keras.model_options import options_of
 from podrun.tensorflow.keras.reported_values import (
@@ -323,7 +328,7 @@ def makes_columns(model: Model, kind: str) -> bool:
     itself.
     """
     step = getattr(type(model), f"{kind}_step")
-    return bool(step.__module__.startswith("tf_keras.")) and not model._is_graph_network
+    return not of_program(step) and not model._is_graph_network
 
 
 def _with_columns(element: Nested) -> Nested:
