@@ -105,6 +105,11 @@ class ElementwiseUpdate:
         return tuple(sorted({r[1] for r in read if r[0] == "number"}))
 
     @property
+    def total_shape(self) -> tuple[int, ...]:
+        """The shape of the sum; variables may have others of the same size."""
+        return _axes(self.total.outvars[0])
+
+    @property
     def keeps_zeros_finite(self) -> bool:
         """Whether zeros, of which the padding of arenas consists, give finite numbers."""
 

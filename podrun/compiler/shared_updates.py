@@ -104,20 +104,20 @@ class _Group:
         all machines need the whole of that.
         """
         machines = layout.machines_per_position
-        shapes = [variables[update.variables[0]].spec.shape for update in self.updates]
 
-        def arena(name: str, names: Sequence[str], dtype: str, *, lasts: bool) -> Arena:
-            members = members_of(zip(names, shapes, strict=True))
+        def arena(name: str, shapes: Mapping[str, tuple[int, ...]], dtype: str, *, lasts: bool) -> Arena:
+            members = members_of(shapes.items())
             size = -(-arena_size(members) // (ALIGNMENT * machines)) * ALIGNMENT * machines
-            sliced = lasts and set(read).isdisjoint(names)
+            sliced = lasts and set(read).isdisjoint(shapes)
             return Arena(name, dtype, size, members, shared=lasts, sliced=sliced)
 
-        gradients = [gradient_buffer(update.variables[0]) for update in self.updates]
+        gradients = {gradient_buffer(u.variables[0]): u.total_shape for u in self.updates}
         own = []
         for place, first in enumerate(self.updates[0].variables):
-            names = [update.variables[place] for update in self.updates]
+            specs = [variables[update.variables[place]].spec for update in self.updates]
+            shapes = {spec.name: spec.shape for spec in specs}
             own.append(
-                arena(f"variables.{self.index}.{place}", names, variables[first].spec.dtype, lasts=True)
+                arena(f"variables.{self.index}.{place}", shapes, variables[first].spec.dtype, lasts=True)
             )
         return arena(f"gradients.{self.index}", gradients, "float32", lasts=False), tuple(own)
 

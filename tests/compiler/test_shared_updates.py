@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -191,6 +192,22 @@ def test_updates_of_different_kinds_have_arenas_of_their_own() -> None:
     assert updates(executable) == ["gradients.0", "gradients.1"]
     _, variables = on_machines(executable, program, 2, start(), x)
     for name, expected in in_numpy(mixed, x["x"], 2).items():
+        np.testing.assert_allclose(variables[name], expected, rtol=2e-5, atol=1e-5, err_msg=name)
+
+
+def test_a_slot_may_have_another_shape_than_its_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+    def flat(values: Values, gradient: Any, w: str) -> dict[str, Any]:
+        moving = values[w + ".m"] * 0.5 + gradient.reshape(values[w + ".m"].shape)
+        return {w: values[w] - 0.25 * moving.reshape(gradient.shape), w + ".m": moving}
+
+    for name, shape in SHAPES.items():
+        slot = TensorSpec(name + ".m", "float32", (math.prod(shape),))
+        monkeypatch.setitem(SPECS, slot.name, slot)
+    program = step(flat)
+    executable, x = compile_program(program), inputs_for(program, 2)
+    assert updates(executable) == ["gradients.0"]
+    _, variables = on_machines(executable, program, 2, start(), x)
+    for name, expected in in_numpy(flat, x["x"], 2).items():
         np.testing.assert_allclose(variables[name], expected, rtol=2e-5, atol=1e-5, err_msg=name)
 
 
