@@ -205,10 +205,12 @@ class UpdateReader:
         """What a new value is computed from; None if by anything else than arithmetic on each element."""
         cone, size = _Cone(), _size(result)
         waiting: list[Any] = [result]
+        seen: set[Var] = set()
         while waiting:
             atom = waiting.pop()
-            if isinstance(atom, Literal) or not _axes(atom):
+            if isinstance(atom, Literal) or not _axes(atom) or atom in seen:
                 continue
+            seen.add(atom)
             if _size(atom) != size:
                 return None
             if atom in self.inputs:

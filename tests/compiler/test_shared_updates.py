@@ -211,6 +211,18 @@ def test_a_slot_may_have_another_shape_than_its_weight(monkeypatch: pytest.Monke
         np.testing.assert_allclose(variables[name], expected, rtol=2e-5, atol=1e-5, err_msg=name)
 
 
+def test_values_that_are_read_again_and_again_are_looked_at_once() -> None:
+    """Each line reads the one before twice: as many ways as 2 to the power of lines."""
+
+    def nested(values: Values, gradient: Any, w: str) -> dict[str, Any]:
+        value = gradient
+        for _ in range(60):
+            value = value * (0.5 - value)
+        return {w: values[w] - 0.125 * value}
+
+    assert updates(compile_program(step(nested))) == ["gradients.0"]
+
+
 def clipped(values: Values, gradient: Any, w: str) -> dict[str, Any]:
     norm = module(gradient).sqrt((gradient * gradient).sum())
     return {w: values[w] - 0.125 * gradient / (1 + norm)}
