@@ -247,6 +247,10 @@ class UpdateReader:
             yield maker, operand
         elif name == "squeeze" and maker.params["dimensions"] == (0,):
             cut = self.makers.get(operand)
+            if cut is not None and _spreads(cut, 1):  # Of one replica: there is nothing to cut.
+                yield maker, operand
+                yield cut, cut.invars[0]
+                return
             spread = None if cut is None else self.makers.get(cut.invars[0])  # type: ignore[arg-type]
             if cut is not None and spread is not None and _first_of_equal(cut, spread):
                 yield maker, operand
@@ -350,15 +354,23 @@ class _Writer:
         return present(reference, "a value that steps compute is that of a step")
 
 
+def _spreads(equation: JaxprEqn, rows: int | None = None) -> bool:
+    """Whether an equation gives equal rows, each of them its operand; so many ``rows``."""
+    if equation.primitive.name != "broadcast_in_dim":
+        return False
+    shape, row = _axes(equation.outvars[0]), _axes(equation.invars[0])
+    axes = tuple(range(1, len(shape)))
+    whole = shape[1:] == row and tuple(equation.params["broadcast_dimensions"]) == axes
+    return whole and shape[0] == (shape[0] if rows is None else rows)
+
+
 def _first_of_equal(cut: JaxprEqn, spread: JaxprEqn) -> bool:
     """Whether ``cut`` takes the first row of rows that ``spread`` made equal."""
-    if cut.primitive.name != "slice" or spread.primitive.name != "broadcast_in_dim":
+    if cut.primitive.name != "slice" or not _spreads(spread):
         return False
-    (operand,), (rows,) = spread.invars[:1], spread.outvars
-    shape, row = _axes(rows), _axes(operand)
-    axes = tuple(range(1, len(shape)))
-    whole = cut.params["start_indices"] == (0,) * len(shape) and cut.params["limit_indices"] == (1, *row)
-    return whole and shape[1:] == row and tuple(spread.params["broadcast_dimensions"]) == axes
+    row = _axes(spread.invars[0])
+    starts, limits = cut.params["start_indices"], cut.params["limit_indices"]
+    return starts == (0,) * (1 + len(row)) and limits == (1, *row)
 
 
 def _connected(cones: Mapping[str, _Cone]) -> list[list[str]]:

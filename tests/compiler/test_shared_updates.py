@@ -76,9 +76,15 @@ def loss(p: Values, x: Any) -> Any:
     return jnp.sum(jnp.square(x @ p["a"] + p["b"])) + jnp.sum(jnp.square(p["c"])) * x.sum()
 
 
-def step(update: Update, *, more: Callable[[Values, Values], Values] = lambda new, mean: {}) -> Program:
+def step(
+    update: Update,
+    *,
+    more: Callable[[Values, Values], Values] = lambda new, mean: {},
+    replicas: int = REPLICAS,
+    ipus_per_replica: int = 1,
+) -> Program:
     """A step of all weights along the mean of all replicas' gradients. ``more``: values of the step besides."""
-    everyone = (tuple(range(REPLICAS)),)
+    everyone = (tuple(range(replicas)),)
     probe = {name: np.full(1, 0.5) for name in (*SPECS, *SCALARS)}
     written = set(update(probe, np.zeros(1), "a"))
     changed = {n for n in written if n in SCALARS}
@@ -103,7 +109,8 @@ def step(update: Update, *, more: Callable[[Values, Values], Values] = lambda ne
             AnchorSpec("out"),
             *(AnchorSpec(name) for name in more(probe, probe)),
         ),
-        replicas=REPLICAS,
+        replicas=replicas,
+        ipus_per_replica=ipus_per_replica,
         state_updates={name: f"new {name}" for name in changed},
         shared_state=frozenset(changed),
     )
@@ -117,16 +124,16 @@ def start() -> dict[str, np.ndarray]:
     return values | {"power1": np.float32(0.9), "power2": np.float32(0.99), "steps": np.float32(2)}
 
 
-def in_numpy(update: Update, x: np.ndarray, batches: int) -> dict[str, np.ndarray]:
+def in_numpy(update: Update, x: np.ndarray, batches: int, replicas: int = REPLICAS) -> dict[str, np.ndarray]:
     """The variables after so many batches, in float64, with gradients by hand."""
     values: dict[str, Any] = {name: np.asarray(value, np.float64) for name, value in start().items()}
     for batch in range(batches):
         error = 2 * (x[batch, 0].astype(np.float64) @ values["a"] + values["b"])
         samples = x[batch, 0].astype(np.float64)
         mean = {
-            "a": np.einsum("rni,rnj->ij", samples, error) / REPLICAS,
-            "b": error.sum((0, 1)) / REPLICAS,
-            "c": 2 * values["c"] * samples.sum() / REPLICAS,
+            "a": np.einsum("rni,rnj->ij", samples, error) / replicas,
+            "b": error.sum((0, 1)) / replicas,
+            "c": 2 * values["c"] * samples.sum() / replicas,
         }
         new: dict[str, Any] = {}
         for name in SHAPES:
@@ -221,6 +228,17 @@ def test_values_that_are_read_again_and_again_are_looked_at_once() -> None:
         return {w: values[w] - 0.125 * value}
 
     assert updates(compile_program(step(nested))) == ["gradients.0"]
+
+
+@pytest.mark.parametrize(("replicas", "ipus"), [(2, 4), (2, 8)])
+def test_machines_with_one_replica_update_slices(replicas: int, ipus: int) -> None:
+    """There the axis of replicas has one entry, of which nothing is cut."""
+    program = step(momentum, replicas=replicas, ipus_per_replica=ipus)
+    executable, x = compile_program(program), inputs_for(program, 2)
+    assert updates(executable) == ["gradients.0"]
+    _, variables = on_machines(executable, program, 2, start(), x)
+    for name, expected in in_numpy(momentum, x["x"], 2, replicas).items():
+        np.testing.assert_allclose(variables[name], expected, rtol=2e-5, atol=1e-5, err_msg=name)
 
 
 def clipped(values: Values, gradient: Any, w: str) -> dict[str, Any]:
