@@ -46,10 +46,12 @@ ARITHMETIC: dict[str, Callable[..., Any]] = {
     "ge": lambda _, a, b: np.greater_equal(a, b),
     "lt": lambda _, a, b: np.less(a, b),
     "le": lambda _, a, b: np.less_equal(a, b),
-    "select_n": lambda _, which, no, yes: np.where(which, yes, no),
+    "select_n": lambda _, which, *cases: np.choose(np.asarray(which).astype(int), cases, mode="clip"),
     "convert_element_type": lambda params, a: np.asarray(a).astype(params["new_dtype"]),
 }
 """What an update may be made of, by primitive: functions of the equation's parameters and of numbers in NumPy."""
+TRIALS = np.array([-0.5, 0, 0.5, 1, 2], np.float32)
+"""What the numbers of an update may be when it is tried out."""
 MOST_EQUATIONS = 256
 """Equations of an update beyond which nothing is looked for."""
 
@@ -111,15 +113,24 @@ class ElementwiseUpdate:
 
     @property
     def keeps_zeros_finite(self) -> bool:
-        """Whether zeros, of which the padding of arenas consists, give finite numbers."""
+        """Whether zeros, of which the padding of arenas consists, give finite numbers wherever other elements do, and
+        for a number of 0.5 in any case.
+        """
 
         def bind(equation: JaxprEqn, operands: Sequence[Any]) -> Any:
             return ARITHMETIC[equation.primitive.name](equation.params, *operands)
 
+        def finite(element: float, numbers: Mapping[int, Any]) -> list[Any]:
+            value = np.float32(element)
+            results = self.apply([value] * len(self.variables), value, numbers, bind)
+            return [np.isfinite(np.asarray(result, np.float64)) for result in results]
+
+        # Each number along an axis of its own, up to five.
+        spread = {n: TRIALS.reshape(-1, *[1] * (at % 5)) for at, n in enumerate(self.numbers)}
         with np.errstate(all="ignore"):
-            zeros, half = np.float32(0), defaultdict[int, Any](lambda: np.float32(0.5))
-            results = self.apply([zeros] * len(self.variables), zeros, half, bind)
-        return all(np.isfinite(np.float64(result)) for result in results)
+            half = finite(0, dict.fromkeys(self.numbers, np.float32(0.5)))
+            pairs = zip(finite(0, spread), finite(0.25, spread), strict=True)
+            return all(map(np.all, half)) and all(np.all(zeros | ~others) for zeros, others in pairs)
 
 
 @dataclass(slots=True)
@@ -248,14 +259,11 @@ class UpdateReader:
         elif name == "squeeze" and maker.params["dimensions"] == (0,):
             cut = self.makers.get(operand)
             if cut is not None and _spreads(cut, 1):  # Of one replica: there is nothing to cut.
-                yield maker, operand
-                yield cut, cut.invars[0]
+                yield from ((maker, operand), (cut, cut.invars[0]))
                 return
             spread = None if cut is None else self.makers.get(cut.invars[0])  # type: ignore[arg-type]
             if cut is not None and spread is not None and _first_of_equal(cut, spread):
-                yield maker, operand
-                yield cut, cut.invars[0]
-                yield spread, spread.invars[0]
+                yield from ((maker, operand), (cut, cut.invars[0]), (spread, spread.invars[0]))
 
     def _update(self, names: Sequence[str], cones: Mapping[str, _Cone]) -> ElementwiseUpdate | None:
         """The update of variables that depend on each other; None if machines cannot share it."""
@@ -368,9 +376,8 @@ def _first_of_equal(cut: JaxprEqn, spread: JaxprEqn) -> bool:
     """Whether ``cut`` takes the first row of rows that ``spread`` made equal."""
     if cut.primitive.name != "slice" or not _spreads(spread):
         return False
-    row = _axes(spread.invars[0])
-    starts, limits = cut.params["start_indices"], cut.params["limit_indices"]
-    return starts == (0,) * (1 + len(row)) and limits == (1, *row)
+    row, starts = _axes(spread.invars[0]), cut.params["start_indices"]
+    return not any(starts) and cut.params["limit_indices"] == (1, *row)
 
 
 def _connected(cones: Mapping[str, _Cone]) -> list[list[str]]:

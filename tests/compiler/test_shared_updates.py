@@ -272,15 +272,38 @@ def test_a_gradient_or_new_weight_that_something_else_reads_is_whole_everywhere(
     np.testing.assert_array_equal(anchors["seen"].reshape(2, REPLICAS, 4)[-1, 3], variables["b"])
 
 
-def test_padding_that_would_not_stay_finite_keeps_updates_whole() -> None:
-    """Adagrad divides by the root of a sum that is 0 in padding; tiles may stop at a NaN."""
+def adagrad(values: Values, gradient: Any, w: str) -> dict[str, Any]:
+    """Divides by the root of a sum that is 0 in padding."""
+    total = values[w + ".v"] + gradient * gradient
+    return {w: values[w] - 0.125 * gradient / module(total).sqrt(total), w + ".v": total}
 
-    def adagrad(values: Values, gradient: Any, w: str) -> dict[str, Any]:
-        total = values[w + ".v"] + gradient * gradient
-        return {w: values[w] - 0.125 * gradient / module(total).sqrt(total), w + ".v": total}
 
-    executable = compile_program(step(adagrad))
-    assert updates(executable) == []
+def powered(values: Values, gradient: Any, w: str) -> dict[str, Any]:
+    """The power is negative or not as the rate is."""
+    total = values[w + ".v"] + gradient * gradient
+    return {w: values[w] - 0.125 * total ** -values["rate"], w + ".v": total}
+
+
+@pytest.mark.parametrize("update", [adagrad, powered])
+def test_padding_that_would_not_stay_finite_keeps_updates_whole(update: Update) -> None:
+    """Tiles may stop at a NaN."""
+    assert updates(compile_program(step(update))) == []
+
+
+def test_an_update_may_choose_among_three() -> None:
+    def graded(values: Values, gradient: Any, w: str) -> dict[str, Any]:
+        cases = (gradient, 0.5 * gradient, 0 * gradient)
+        if module(gradient) is np:
+            return {w: values[w] - 0.125 * np.choose((values[w] > 0.3) * 1 + (values[w] > 0.6), cases)}
+        which = (values[w] > 0.3).astype("int32") + (values[w] > 0.6).astype("int32")
+        return {w: values[w] - 0.125 * jax.lax.select_n(which, *cases)}
+
+    program = step(graded)
+    executable, x = compile_program(program), inputs_for(program, 1)
+    assert updates(executable) == ["gradients.0"]
+    _, variables = on_machines(executable, program, 1, start(), x)
+    for name, expected in in_numpy(graded, x["x"], 1).items():
+        np.testing.assert_allclose(variables[name], expected, rtol=2e-5, atol=1e-5, err_msg=name)
 
 
 def test_a_statistic_that_no_step_reads_sums_what_each_batch_gives() -> None:
