@@ -154,6 +154,7 @@ def _draw(source: Iterable[Element], drawn: _Drawn) -> None:
         BaseException
     ) as raised:  # It belongs to the user's iterator, and goes to the loop that waits for it.
         error = raised
+    drawn.block = None
     drawn.end(error)
 
 

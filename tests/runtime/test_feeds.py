@@ -5,12 +5,15 @@ from __future__ import annotations
 import gc
 import itertools
 import threading
+import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
+import podrun.runtime.feeds as feeds
 from podrun.core.errors import CallError, DeadlineError, UnsupportedError, UsageError
 from podrun.core.executable import Retrieval, TensorSpec
 from podrun.runtime.feeds import DataFeed, FedData, FeedEndedError
@@ -312,3 +315,19 @@ def test_an_element_of_another_shape_among_others_is_named() -> None:
         fetched(feed, 4)
         with pytest.raises(CallError, match=r"Element 1 of the feed has float32\[3, 2\]"):
             fetched(feed, 4)
+
+
+def test_a_closed_feed_keeps_no_elements(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    class Watched(feeds._Block):
+        def __init__(self, first: feeds.Element, size: int) -> None:
+            super().__init__(first, size)
+            blocks.add(self)
+
+    monkeypatch.setattr(feeds, "_Block", Watched)
+    feed = DataFeed(({"x": np.full(3, i, np.float32)} for i in itertools.count()), ahead=2)
+    feed.take(4)
+    assert len(blocks) > 0
+    feed.close()
+    assert len(blocks) == 0
