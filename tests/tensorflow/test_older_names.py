@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,16 @@ def test_convolutions_of_a_multi_convolution_are_independent(ipu: Any) -> None:
         run(behind)
 
 
+@pytest.fixture
+def engines(ipu: Any) -> Iterator[None]:
+    """Engines that a test starts; afterwards their IPUs are free."""
+    contexts = importlib.import_module("podrun.tensorflow.sdk.embedded_runtime")._contexts
+    before = set(contexts)
+    yield
+    for name in contexts.keys() - before:
+        contexts.pop(name).runner.close()
+
+
 def test_a_function_without_queues_is_compiled_and_called(ipu: Any, tmp_path: Path) -> None:
     import tensorflow.compat.v1 as tf
 
@@ -112,3 +123,53 @@ def test_a_function_without_queues_is_compiled_and_called(ipu: Any, tmp_path: Pa
             library.application_call([x], outfeed_types=[tf.int32], engine_name="engine")
         with pytest.raises(UsageError, match="a function with inputs and results"):
             ipu.application_compile_op.experimental_application_compile_op(tf.no_op)
+
+
+def test_unread_inputs_and_plain_numbers_of_a_function_stay(ipu: Any, engines: None, tmp_path: Path) -> None:
+    import tensorflow as tf
+
+    path = ipu.application_compile_op.experimental_application_compile_op(
+        lambda a, unread, b: (a - b, 2.0 * a, 3.0),
+        inputs=[tf.zeros([2]), tf.zeros([3]), tf.zeros([2])],
+        output_path=str(tmp_path / "function.poplar_exec"),
+    )
+    runtime = ipu.embedded_runtime
+    context = runtime.embedded_runtime_start(path, [], "unread")
+    inputs = [tf.constant([5.0, 7.0]), tf.zeros([3]), tf.constant([1.0, 2.0])]
+    results = runtime.embedded_runtime_call(inputs, context)
+    with pytest.raises(UsageError, match="has 3 inputs, not 2"):
+        runtime.embedded_runtime_call(inputs[:2], context)
+    assert [np.asarray(r).tolist() for r in results] == [[4.0, 5.0], [10.0, 14.0], 3.0]
+
+
+def test_a_method_is_a_function_of_an_ipu(ipu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import tensorflow as tf
+
+    from podrun.tensorflow.execution import eager_devices
+
+    programs: list[bool] = []
+    takes_values = eager_devices._takes_values
+
+    def watched(arguments: object) -> bool:
+        programs.append(takes_values(arguments))
+        return programs[-1]
+
+    monkeypatch.setattr(eager_devices, "_takes_values", watched)
+    function = importlib.import_module("tensorflow.python.ipu.function").function
+
+    class Scaled:
+        def __init__(self, scale: float) -> None:
+            self.scale = scale
+
+        @function
+        def call(self, x: Any) -> Any:
+            """Scaled."""
+            return x * self.scale
+
+    one, two = Scaled(1.0), Scaled(2.0)
+    results = [scaled.call(tf.constant([3.0])) for scaled in (one, two)]
+    assert [r.numpy().tolist() for r in results] == [[3.0], [6.0]]
+    assert programs == [True, True]
+    concrete = two.call.get_concrete_function(tf.TensorSpec([1], tf.float32))
+    assert concrete.structured_outputs.shape == [1]
+    assert Scaled.call.__doc__ == "Scaled."

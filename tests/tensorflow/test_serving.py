@@ -183,3 +183,28 @@ def test_variables_of_eager_applications_are_in_the_order_of_their_numbers(ipu: 
         runtime.embedded_runtime_start(path, [np.float32(v) for v in [*values[:11], 0.0]], "eager")
     context = runtime.embedded_runtime_start(path, [np.float32(v) for v in values], "eager")
     assert context.executable_file == path.numpy().decode()
+
+
+def test_a_model_that_reads_integers_is_called_before_it_is_exported(ipu: Any, tmp_path: Path) -> None:
+    """A shape does not say that an ``Embedding`` reads integers."""
+    import tensorflow as tf
+    from tensorflow import keras
+
+    class Looked(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = keras.layers.Embedding(5, 2)
+
+        def call(self, inputs: object) -> object:
+            return self.table(inputs)
+
+    with ipu.ipu_strategy.IPUStrategyV1().scope():
+        built, called = Looked(), Looked()
+        built.build((4, 3))
+        with pytest.raises(ValueError, match="call the model once"):
+            ipu.serving.export_keras(built, str(tmp_path / "built"), batch_size=4)
+        called(tf.zeros([4, 3], tf.int32))
+        ipu.serving.export_keras(called, str(tmp_path / "called"), batch_size=4)
+    saved = tf.saved_model.load(str(tmp_path / "called")).signatures["serving_default"]
+    (spec,) = saved.structured_input_signature[1].values()
+    assert spec.dtype == tf.int32

@@ -55,7 +55,7 @@ def experimental_application_compile_op(
     values = [tf.convert_to_tensor(v) for v in inputs or ()]
     graph = IpuGraph("application", 0, automatic=tf.executing_eagerly())
     parameters = [parameter(graph, v, f"input_{i}") for i, v in enumerate(values)]
-    outcome = tf.nest.flatten(trace(graph, func, parameters))
+    outcome = [_as_result(graph, r) for r in tf.nest.flatten(trace(graph, func, parameters))]
     effects = [r for r in outcome if isinstance(r, tf.Operation)]
     effects += [t.op for t in outcome if isinstance(t, tf.Tensor)]
     captured = [inner for _, inner in graph.captures]
@@ -64,8 +64,9 @@ def experimental_application_compile_op(
     results = [t for t in outcome if isinstance(t, tf.Tensor)]
     if main_loop(graph) is None and results:
         program, values = _fed_program(graph, parameters, results, effects), []
+        taken = len(parameters)
     else:
-        program = HostProgram(graph, [], effects)
+        program, taken = HostProgram(graph, [], effects), None
     if not program.step.infeeds or not leaving(program.step.outfeeds):
         raise UsageError(
             "experimental_application_compile_op takes a function with inputs and results, or a loop that takes from "
@@ -84,13 +85,21 @@ def experimental_application_compile_op(
         kinds = feed_types(program.step)
         needed = {key: held[key] for key in program.source_keys}
         served = ServedStep(program.step, kinds, outputs, needed, program.shards)
-        blobs = {_STARTUP: json.dumps(compiled_with).encode()}
+        blobs = {_STARTUP: json.dumps(compiled_with).encode(), _TAKEN: json.dumps(taken).encode()}
         write_program_file(served, path, max(iterations, 1), blobs)
         return np.array(path.encode())
 
     if tf.executing_eagerly():
         return tf.constant(compile_now(*(read_handle(t) for t in outer)).item())
     return tf.numpy_function(compile_now, [value_tensor(t) for t in outer], tf.string, name=name)
+
+
+def _as_result(graph: IpuGraph, result: object) -> object:
+    """A result of a function as a tensor of its graph; operations and None stay."""
+    if result is None or isinstance(result, (tf.Operation, tf.Tensor)):
+        return result
+    with graph.as_default():
+        return tf.convert_to_tensor(result)
 
 
 def _fed_program(
@@ -117,6 +126,10 @@ def _fed_program(
 
 _STARTUP = "podrun.tensorflow.startup"
 """The part of a file that describes its variables, if they were not frozen, in the order in which they are taken."""
+_TAKEN = "podrun.tensorflow.taken"
+"""The part of a file that says how many inputs a call gives, with those that the program does not read; null for a loop
+that takes from an infeed.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,12 +214,16 @@ class EmbeddedContext:
     def __init__(self, executable_file: str, timeout: float | None) -> None:
         self.executable_file, self.timeout = executable_file, timeout
         self._runner: ModelRunner | None = None
+        self.taken: int | None = None
+        """How many inputs a call gives; None: those that the program reads."""
 
     @property
     def runner(self) -> ModelRunner:
         """The runner of the program. ConfigError for a file that holds none."""
         if self._runner is None:
-            self._runner = ModelRunner(self.executable_file, batching_dim=OFF)
+            model = ServedModel(self.executable_file)
+            self.taken = json.loads(model.reader.blob(_TAKEN) or b"null")
+            self._runner = ModelRunner(model, batching_dim=OFF)
         return self._runner
 
 
@@ -238,8 +255,11 @@ def embedded_runtime_call(inputs: Sequence[Any], context: EmbeddedContext) -> li
     wanted = sorted(wanted, key=lambda d: int(d.name.rpartition("/")[2]))
     leaving = sorted(leaving, key=lambda d: d.name)
     tensors = [tf.convert_to_tensor(value) for value in inputs]
-    if len(tensors) != len(wanted):
-        raise UsageError(f"The program has {len(wanted)} inputs, not {len(tensors)}.")
+    count = len(wanted) if context.taken is None else context.taken
+    if len(tensors) != count:
+        raise UsageError(f"The program has {count} inputs, not {len(tensors)}.")
+    if count != len(wanted):
+        tensors = [tensors[int(d.name.rpartition("/")[2])] for d in wanted]
 
     def run(*arrays: np.ndarray) -> list[np.ndarray]:
         named = {d.name: np.ascontiguousarray(a, d.dtype) for d, a in zip(wanted, arrays, strict=True)}

@@ -123,6 +123,11 @@ def _inputs_of(model: tf.keras.Model) -> Any:
             "them before it is exported."
         )
     specs = model._saved_model_inputs_spec
+    if specs is None and not assignment.casts_its_inputs(model):
+        raise ValueError(
+            f"Model {model.name} has a layer that takes values as they come, such as an Embedding, so that the types "
+            "of its inputs are not known: call the model once, or make it of `keras.Input`s, before it is exported."
+        )
     return assignment.built_specs(model) if specs is None else specs
 
 

@@ -83,6 +83,34 @@ def _compiled(outer: tf.Graph, computation: Callable[..., Any], inputs: Any) -> 
     return launched
 
 
+class PlacedFunction:
+    """A ``tf.function`` that runs on an IPU wherever it is called, with the attributes of one: in a class, a method."""
+
+    def __init__(self, own: tf.types.experimental.PolymorphicFunction, ipu_device: str) -> None:
+        functools.update_wrapper(self, own.python_function)
+        self._own, self._ipu_device = own, ipu_device
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        with tf.device(self._ipu_device):
+            return self._own(*args, **kwargs)
+
+    def __get__(self, instance: object, owner: type | None = None) -> PlacedFunction:
+        """The function with its object as the first argument, which is no value of the program."""
+        return (
+            self if instance is None else PlacedFunction(self._own.__get__(instance, owner), self._ipu_device)
+        )
+
+    def __getattr__(self, name: str) -> object:
+        if name == "_own":  # Of an object that is being copied.
+            raise AttributeError(name)
+        return getattr(self._own, name)
+
+    def get_concrete_function(self, *args: object, **kwargs: object) -> object:
+        """The program for arguments of these types, as `tf.function` gives it."""
+        with tf.device(self._ipu_device):
+            return self._own.get_concrete_function(*args, **kwargs)
+
+
 def ipu_function(
     func: Callable[..., Any] | None = None,
     input_signature: Sequence[tf.TensorSpec] | None = None,
@@ -103,13 +131,7 @@ def ipu_function(
             experimental_implements=experimental_implements,
             experimental_autograph_options=experimental_autograph_options,
         )
-
-        @functools.wraps(inner)
-        def call(*args: object, **kwargs: object) -> object:
-            with tf.device(ipu_device):
-                return own(*args, **kwargs)
-
-        return call
+        return PlacedFunction(own, ipu_device)
 
     return decorated if func is None else decorated(func)
 
