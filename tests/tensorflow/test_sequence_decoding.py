@@ -62,6 +62,20 @@ def test_scores_of_attention() -> None:
         session_values(lambda v1: ProductAttention(7, MEMORY)(QUERY)[0])
 
 
+def test_mechanisms_in_one_scope_have_variables_of_their_own() -> None:
+    from podrun.tensorflow.sdk.sequence_attention import AdditiveAttention, ProductAttention
+
+    def build(v1):
+        products = [ProductAttention(6, MEMORY, scale=True) for _ in range(2)]
+        return [
+            attention(QUERY)[0] for attention in (*products, *(AdditiveAttention(7, MEMORY) for _ in "ab"))
+        ]
+
+    _, own = session_values(build)
+    for name in ("luong_attention{}/attention_g", "bahdanau_attention{}/attention_v"):
+        assert {name.format(""), name.format("_1")} <= set(own)
+
+
 def counting_cell(v1):
     """A cell whose output is the one-hot of its input, which is a number, plus one."""
     import tensorflow as tf

@@ -91,7 +91,7 @@ class ProductAttention(MemoryAttention):
             )
         scores = tf.squeeze(tf.matmul(query[:, tf.newaxis, :], self.keys, transpose_b=True), [1])
         if self._scale:
-            with _v1.variable_scope("luong_attention"):
+            with _v1.variable_scope(None, "luong_attention"):
                 scores *= _v1.get_variable("attention_g", [], query.dtype, _v1.ones_initializer())
         return scores
 
@@ -116,7 +116,7 @@ class AdditiveAttention(MemoryAttention):
 
     def score(self, query: tf.Tensor) -> tf.Tensor:
         """``v . tanh(query W + key)``."""
-        with _v1.variable_scope("bahdanau_attention"):
+        with _v1.variable_scope(None, "bahdanau_attention"):
             hidden = self.query_layer(query)[:, tf.newaxis, :] + self.keys  # type: ignore[operator]
             v = _v1.get_variable("attention_v", [self._num_units], query.dtype)
             if self._normalize:
