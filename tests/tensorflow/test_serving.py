@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import inspect
 import shutil
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,9 @@ def test_a_keras_model_exports_itself(ipu: Any, tmp_path: Path) -> None:
             subclass.export_for_ipu_serving(str(tmp_path / "none"))
         subclass.build((4, 3))
         subclass.set_weights([W])
+    exporters = graph.export_for_ipu_serving, ipu.serving.export_keras
+    own, function = ([*inspect.signature(exporter).parameters] for exporter in exporters)
+    assert own == function[1:]  # Behind the model.
     run = graph.export_for_ipu_serving(
         str(tmp_path / "graph"),
         preprocessing_step=lambda left, right: (2 * left, right),

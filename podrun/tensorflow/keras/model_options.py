@@ -7,7 +7,7 @@ traced for a version of the options.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -247,10 +247,30 @@ class ModelExtension:
         """Whether callbacks for batches are called for every step, in a thread of their own."""
         options_of(self).asynchronous = bool(asynchronous)
 
-    def export_for_ipu_serving(self, export_dir: str, *args: object, **kwargs: object) -> object:
+    def export_for_ipu_serving(
+        self,
+        export_dir: str,
+        batch_size: int | None = None,
+        output_names: str | Sequence[str] | None = None,
+        preprocessing_step: Callable[..., object] | None = None,
+        preprocessing_step_signature: object = None,
+        postprocessing_step: Callable[..., object] | None = None,
+        postprocessing_step_signature: object = None,
+        purge_export_dir: bool = False,
+    ) -> object:
         """Write the model to a folder that is served: `ipu.serving.export_keras`, with its arguments."""
         exported = importlib.import_module("podrun.tensorflow.sdk.exported_models")
-        return exported.export_keras(self, export_dir, *args, **kwargs)
+        return exported.export_keras(
+            self,
+            export_dir,
+            batch_size=batch_size,
+            output_names=output_names,
+            preprocessing_step=preprocessing_step,
+            preprocessing_step_signature=preprocessing_step_signature,
+            postprocessing_step=postprocessing_step,
+            postprocessing_step_signature=postprocessing_step_signature,
+            purge_export_dir=purge_export_dir,
+        )
 
     def set_infeed_queue_options(self, **kwargs: object) -> None:
         """Options of the infeed; they change no numbers."""
