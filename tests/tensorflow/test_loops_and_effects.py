@@ -178,28 +178,59 @@ def test_what_comes_after_a_loop_with_an_outfeed_may_need_constants(ipu: Any) ->
 
 
 def test_two_gradients_of_one_loop_have_one_mask(ipu: Any) -> None:
-    """Random numbers in loops and branches are the same for the values and for all gradients."""
+    """Random numbers in loops and branches are the same for the values and for all gradients, and others in each
+    iteration: digit i of a sum tells what iteration i drew.
+    """
     import tensorflow as tf
 
-    weight = tf.Variable(tf.ones([64]))
+    weight = tf.Variable(tf.ones([128]))
 
     def masked() -> Any:
-        return weight * tf.cast(tf.random.uniform([64]) > 0.5, tf.float32)
+        return weight * tf.cast(tf.random.uniform([128]) > 0.5, tf.float32)
 
     @tf.function
     def gradients() -> Any:
         with tf.GradientTape(persistent=True) as tape:
             total = tf.cond(weight[0] > 0.0, masked, lambda: weight)
-            for _ in tf.range(2):
-                total += masked()
+            for i in tf.range(2):
+                total += masked() * tf.pow(10.0, tf.cast(i + 1, tf.float32))
             once, twice = tf.reduce_sum(total), tf.reduce_sum(2.0 * total)
         return total, tape.gradient(once, weight), tape.gradient(twice, weight)
 
     with ipu.ipu_strategy.IPUStrategyV1().scope() as strategy:
         total, once, twice = (np.array(value) for value in strategy.run(gradients))
-    assert set(total.tolist()) == {0, 1, 2, 3}
+    assert set(np.rint(total).astype(int).tolist()) == {0, 1, 10, 11, 100, 101, 110, 111}
     np.testing.assert_array_equal(once, total)
     np.testing.assert_array_equal(twice, 2 * total)
+
+
+def test_a_gradient_function_reads_no_tensor_of_another_function(ipu: Any) -> None:
+    """One of the same name, type and shape is no substitute: the gradient was 7 times 21."""
+    import tensorflow as tf
+
+    kept: list[Any] = []
+
+    @tf.function
+    def other(x: Any) -> Any:
+        kept.append(x * 2.0)
+        return kept[-1]
+
+    other.get_concrete_function(tf.TensorSpec([], tf.float32))
+
+    @tf.custom_gradient
+    def same(x: Any) -> Any:
+        return tf.identity(x), lambda gradient: gradient * kept[0]
+
+    @tf.function
+    def derived(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = same(x * 7.0)
+        return tape.gradient(y, x)
+
+    refused = pytest.raises(UnsupportedError, match="reads 'mul:0' of 'other', which has no value")
+    with ipu.ipu_strategy.IPUStrategyV1().scope() as strategy, refused:
+        strategy.run(derived, args=[tf.constant(3.0)])
 
 
 def test_a_gradient_function_may_contain_its_own_function(ipu: Any) -> None:

@@ -8,8 +8,9 @@ node with TensorFlow's own type and attributes, whose function is in `podrun.ten
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import tensorflow as tf
@@ -26,6 +27,8 @@ from podrun.tensorflow.graph.builder import GraphBuilder, Value, VariableHandle
 _make_ndarray = symbol("framework.tensor_util.MakeNdarray")
 _function_def_to_graph = symbol("framework.function_def_to_graph.function_def_to_graph")
 
+_OF_DEFINITION = "_ipu_of_definition"
+"""The attribute of graphs of functions that are made of the function's definition, for want of its own graph."""
 Reader = Callable[["Importer", tf.Operation, list[Value]], Sequence[Value]]
 """``reader(importer, operation, inputs)`` gives the values of the operation's outputs."""
 READERS: dict[str, Reader] = {}
@@ -124,10 +127,12 @@ class Importer:
                 if graph is tensor.graph and tensor.name in values:
                     return values[tensor.name]
             importer = importer.around
-        if tensor.name in self.values:
+        if self.reading and _is_twin(tensor, self.reading[-1][0]) and tensor.name in self.values:
             return self.values[tensor.name]
         raise UnsupportedError(
-            f"A gradient function of the program reads '{tensor.name}', which has no value where it runs."
+            f"A gradient function of the program reads '{tensor.name}' of '{tensor.graph.name}', which has no value "
+            "where it runs.",
+            hint="Let the gradient function read only what its own function computes or takes.",
         )
 
     @property
@@ -224,9 +229,26 @@ def function_graph(graph: tf.Graph, name: str) -> FunctionGraph:
                     own = _function_def_to_graph(
                         getattr(definition, "cached_definition", None) or definition.function_def
                     )
+                setattr(own, _OF_DEFINITION, True)
             return own
         graph = getattr(graph, "outer_graph", None)
     raise UnsupportedError(f"The program calls the function {name!r}, which is not there.")
+
+
+def _is_twin(tensor: tf.Tensor, graph: FunctionGraph) -> bool:
+    """Whether ``graph`` is that of the tensor, made again of its definition: TensorFlow puts a function's name between
+    a prefix and a number. Another graph may have a tensor of the same name.
+    """
+    own, name = str(tensor.graph.name), str(graph.name)
+    if not hasattr(graph, _OF_DEFINITION):
+        return False
+    if name != own and not re.fullmatch(rf"__[a-z]+_{re.escape(own)}_\d+", name):
+        return False
+    try:
+        twin = cast("tf.Graph", graph).get_tensor_by_name(tensor.name)
+    except (KeyError, ValueError):
+        return False
+    return bool(twin.dtype == tensor.dtype and twin.shape.is_compatible_with(tensor.shape))
 
 
 def needed_operations(
