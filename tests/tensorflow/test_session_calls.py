@@ -63,10 +63,104 @@ def test_runs_in_steps_keep_what_was_fed_and_fetched(tf: Any) -> None:
             65504.0 - 4.0 + 4.0,
             5.0,
         ]
-        with pytest.raises(ValueError, match="was not given to partial_run_setup"):
-            session.partial_run(handle, added, {squared: [1.0, 1.0]})
+        with pytest.raises(tf.errors.InvalidArgumentError, match="The feed mul:0 was not specified"):
+            session.partial_run(handle, doubled, {squared: [1.0, 1.0]})
         handle = session.partial_run_setup([counted, doubled], [])
         assert session.partial_run(handle, doubled) == 4.0
         with pytest.raises(UnsupportedError, match="a second time"):
             session.partial_run(handle, counted)
         assert session.run(count) == 2.0
+
+
+def test_runs_in_steps_give_what_was_announced_once(tf: Any) -> None:
+    """As TensorFlow's; a run of which all is fetched is forgotten."""
+    with tf.device(DEVICE):
+        x = tf.placeholder(tf.float32, [], name="x")
+        y = x + 1.0
+        z = y * 2.0
+    session = tf.Session()
+    refused = tf.errors.InvalidArgumentError
+    handle = session.partial_run_setup({"two": [y, z]}, x)
+    with pytest.raises(refused, match="The fetch mul:0 was not specified"):
+        session.partial_run(session.partial_run_setup(y, [x]), z, {x: 1.0})
+    assert session.partial_run(handle, {"y": y}, {x: 1.0}) == {"y": 2.0}
+    with pytest.raises(refused, match=r"The fetch add:0 .* an earlier step had it"):
+        session.partial_run(handle, y)
+    with pytest.raises(refused, match=r"The feed x:0 .* an earlier step had it"):
+        session.partial_run(handle, z, {x: 5.0})
+    assert session.partial_run(handle, z) == 4.0
+    assert handle not in session._ipu_partial_runs
+    with pytest.raises(refused, match="Must run 'setup'"):
+        session.partial_run(handle, z)
+    with pytest.raises(TypeError, match="has invalid type"):
+        session.partial_run_setup([y, 3])
+    session.close()
+    with pytest.raises(RuntimeError, match="closed Session"):
+        session.partial_run_setup([y], [x])
+
+
+def test_steps_of_a_run_share_what_the_first_of_them_drew(tf: Any) -> None:
+    """An operation with an effect runs in the first step that needs it, and its value is kept for the others."""
+    drawn = tf.random.uniform([64])
+    with tf.device(DEVICE):
+        x = tf.placeholder(tf.float32, [], name="x")
+        y = drawn + x
+        z = y * drawn
+    with tf.Session() as session:
+        handle = session.partial_run_setup([y, z, drawn], [x])
+        first = session.partial_run(handle, y, {x: 2.0})
+        second, own = session.partial_run(handle, [z, drawn])
+    assert len(np.unique(own)) > 32
+    np.testing.assert_array_equal(first, own + np.float32(2.0))
+    np.testing.assert_array_equal(second, first * own)
+
+
+def test_programs_that_are_compiled_run_in_steps(tf: Any, ipu: Any) -> None:
+    """A graph that launches programs, and has nothing else on an IPU."""
+    x = tf.placeholder(tf.float32, [], name="x")
+    (y,) = launched(ipu, x)
+    z = y * 3.0
+    with tf.Session() as session:
+        handle = session.partial_run_setup([y, z], [x])
+        assert handle in session._ipu_partial_runs
+        assert session.partial_run(handle, y, {x: 2.0}) == 3.0
+        assert session.partial_run(handle, z) == 9.0
+
+
+def launched(ipu: Any, x: Any) -> list[Any]:
+    """A program that is compiled, launched with ``x``: one more."""
+    with ipu.scopes.ipu_scope(DEVICE):
+        outputs: list[Any] = ipu.ipu_compiler.compile(lambda value: value + 1.0, [x])
+    return outputs
+
+
+def test_callables_tell_what_is_wrong_when_they_are_made_and_pass_options(tf: Any) -> None:
+    from tensorflow.core.protobuf import config_pb2
+
+    with tf.device(DEVICE):
+        x = tf.placeholder(tf.float32, [], name="x")
+        y = x + 1.0
+    with tf.Session() as session:
+        with pytest.raises(TypeError, match="has invalid type"):
+            session.make_callable([y, 3])
+        chosen: list[Any] = []
+        session.run = lambda fetches, fed, options, metadata: chosen.append(options) or [2.0]
+        options = config_pb2.CallableOptions(fetch=[y.name], feed=[x.name])
+        assert session._make_callable_from_options(options)(1.0) == [2.0]
+        options.run_options.timeout_in_ms = 7
+        assert session._make_callable_from_options(options)(1.0) == [2.0]
+    assert chosen == [None, config_pb2.RunOptions(timeout_in_ms=7)]
+
+
+def test_queues_draw_past_the_runs_of_a_servers_session(tf: Any) -> None:
+    """A run in the drawing thread would drop the errors of the main thread's."""
+    from podrun.tensorflow.sdk.ipu_infeed_queue import _drawing
+
+    with tf.device(DEVICE):
+        tf.placeholder(tf.float32, [], name="x")
+    one = tf.constant(1.0)
+    with tf.Session() as session:
+        session._target = "grpc://server"
+        session.run = None
+        draw = _drawing(session, [one, one + 1.0])
+        assert list(draw()) == [1.0, 2.0]

@@ -7,13 +7,14 @@ IPU they are runs like any other.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import tensorflow as tf
 
 from podrun.core.errors import UnsupportedError
+from podrun.private_apis.tensorflow import symbol
 from podrun.tensorflow.execution.host_pieces import runs_once
 from podrun.tensorflow.execution.placed_devices import is_placed_graph
 
@@ -23,57 +24,88 @@ if TYPE_CHECKING:
     from podrun.tensorflow.execution.host_pieces import GraphOperation, GraphTensor
 
 _numbers = itertools.count()
+_RUNS = "_ipu_partial_runs"
+"""The attribute of sessions that has their stepped runs of which fetches are left: handle -> run."""
 
 
 @dataclass(slots=True)
 class SteppedRun:
-    """A run of a session in several steps. ``feeds``: what may be fed; ``values``: what has been fed and fetched, by
-    name; ``ran``: operations with an effect that ran.
+    """A run of a session in several steps. ``feeds`` and ``fetches``: names of what later steps may feed and fetch;
+    ``values``: what has been fed and computed, by name; ``ran``: operations with an effect that ran.
     """
 
     session: tf.compat.v1.Session
-    feeds: frozenset[str]
+    feeds: set[str]
+    fetches: set[str]
     values: dict[str, object] = field(default_factory=dict)
     ran: set[GraphOperation] = field(default_factory=set)
 
     def step(self, fetches: object, feed_dict: Mapping[object, object] | None) -> object:
-        """The values of more fetches. ValueError for a feed that was not announced, UnsupportedError if an operation
-        with an effect would run twice.
+        """The values of more fetches. InvalidArgumentError for a feed or fetch that was not announced or is not the
+        first of its name, UnsupportedError if an operation with an effect would run twice.
         """
         graph = self.session.graph
-        for key, value in (feed_dict or {}).items():
-            name = graph.as_graph_element(key, allow_operation=False).name
-            if name not in self.feeds:
-                raise ValueError(f"The feed '{name}' was not given to partial_run_setup.")
-            self.values[name] = value
-        flat = [graph.as_graph_element(f) for f in tf.nest.flatten(fetches)]
-        again = self._reached(flat)
+        fed = {graph.as_graph_element(k, allow_operation=False).name: v for k, v in (feed_dict or {}).items()}
+        fetched = _fetched(graph, fetches)
+        wanted = [*fetched.fetches(), *fetched.targets()]
+        names = {element.name for element in wanted}
+        _refuse_others("feed", fed, self.feeds)
+        _refuse_others("fetch", names, self.fetches)
+        known = {**self.values, **fed}
+        again = _effects_before(wanted, known)
         if again & self.ran:
             name = min(operation.name for operation in again & self.ran)
             raise UnsupportedError(
                 f"partial_run would run '{name}', which has an effect, a second time.",
                 hint="Fetch what depends on it in one step, or in one session.run.",
             )
-        results = self.session.run(fetches, self.values)
+        later = [graph.as_graph_element(name) for name in self.fetches - names]
+        shared = again & _effects_before(later, known)
+        kept = [t for operation in shared for t in operation.outputs if _is_kept(graph, t)]
+        tensors = [*fetched.fetches(), *kept]
+        values = self.session.run([*tensors, *fetched.targets()], known)[: len(tensors)]
+        computed = {t.name: v for t, v in zip(tensors, values, strict=True) if graph.is_feedable(t)}
+        self.values = {**known, **computed}
         self.ran |= again
-        named = zip(flat, tf.nest.flatten(results), strict=False)
-        self.values.update((t.name, v) for t, v in named if isinstance(t, tf.Tensor) and graph.is_feedable(t))
-        return results
+        self.feeds -= fed.keys()
+        self.fetches -= names
+        return fetched.build_results(self.session, values[: len(tensors) - len(kept)])
 
-    def _reached(self, starts: Sequence[GraphTensor | GraphOperation]) -> set[GraphOperation]:
-        """The operations with an effect that a step runs."""
-        waiting = [cast("GraphOperation", getattr(t, "op", t)) for t in starts if t.name not in self.values]
-        seen = set(waiting)
-        while waiting:
-            operation = waiting.pop()
-            before = {t.op for t in operation.inputs if t.name not in self.values} | {
-                *operation.control_inputs
-            }
-            waiting += before - seen
-            seen |= before
-        return {
-            operation for operation in seen if runs_once(operation) and operation.type != "ReadVariableOp"
-        }
+
+def _fetched(graph: tf.Graph, fetches: object) -> Any:
+    """What a run fetches, by TensorFlow's own reading. TypeError or ValueError for what cannot be fetched."""
+    return symbol("client.session._FetchHandler")(graph, fetches, {})
+
+
+def _refuse_others(kind: str, names: Iterable[str], awaited: Collection[str]) -> None:
+    """InvalidArgumentError for a name that is not, or no longer, among those that a stepped run awaits."""
+    for name in names:
+        if name not in awaited:
+            raise tf.errors.InvalidArgumentError(
+                None,
+                None,
+                f"The {kind} {name} was not specified in partial_run_setup, or an earlier step had it.",
+            )
+
+
+def _is_kept(graph: tf.Graph, tensor: GraphTensor) -> bool:
+    """Whether a later step can take a tensor's value from an earlier one."""
+    plain = tensor.dtype not in (tf.resource, tf.variant) and not tensor.dtype._is_ref_dtype
+    return bool(plain and graph.is_fetchable(tensor) and graph.is_feedable(tensor))
+
+
+def _effects_before(
+    starts: Sequence[GraphTensor | GraphOperation], known: Collection[str]
+) -> set[GraphOperation]:
+    """The operations with an effect that run for ``starts`` where the values of ``known`` names are there."""
+    waiting = [cast("GraphOperation", getattr(t, "op", t)) for t in starts if t.name not in known]
+    seen = set(waiting)
+    while waiting:
+        operation = waiting.pop()
+        before = {t.op for t in operation.inputs if t.name not in known} | {*operation.control_inputs}
+        waiting += before - seen
+        seen |= before
+    return {operation for operation in seen if runs_once(operation) and operation.type != "ReadVariableOp"}
 
 
 LAUNCHES = "_podrun_launches"
@@ -112,6 +144,7 @@ def _install_callables(
     ) -> Callable[..., object]:
         if feed_list is not None or not _of_ipus(self):
             return checked(self, make_callable(self, fetches, feed_list, accept_options))
+        _fetched(self.graph, fetches)
         if accept_options:
             return lambda options=None, run_metadata=None: self.run(fetches, None, options, run_metadata)
         return lambda: self.run(fetches)
@@ -125,12 +158,13 @@ def _install_callables(
         targets = [self.graph.get_operation_by_name(name) for name in callable_options.target]
 
         def call(*values: object, run_metadata: object = None) -> object:
-            chosen = callable_options.run_options if run_metadata is not None else None
+            chosen = callable_options.run_options if callable_options.HasField("run_options") else None
             fed = dict(zip(feeds, values, strict=True))
             return self.run([*fetches, *targets], fed, chosen, run_metadata)[: len(fetches)]
 
         return call
 
+    own_callable.plain = make_callable  # type: ignore[attr-defined]
     own_from_options.plain = from_options  # type: ignore[attr-defined]
     base.make_callable, base._make_callable_from_options = own_callable, own_from_options
 
@@ -138,15 +172,15 @@ def _install_callables(
 def _install_steps(base: type[tf.compat.v1.Session]) -> None:
     setup, partial_run = base.partial_run_setup, base.partial_run
 
-    def own_setup(
-        self: tf.compat.v1.Session, fetches: object, feeds: Sequence[object] | None = None
-    ) -> object:
-        if not is_placed_graph(self.graph):
+    def own_setup(self: tf.compat.v1.Session, fetches: object, feeds: object = None) -> object:
+        if not _of_ipus(self) or self._closed:
             return setup(self, fetches, feeds)
-        names = (self.graph.as_graph_element(f, allow_operation=False).name for f in feeds or ())
+        listed = feeds if isinstance(feeds, (list, tuple)) else [] if feeds is None else [feeds]
+        fed = {self.graph.as_graph_element(f, allow_operation=False).name for f in listed}
+        fetched = _fetched(self.graph, fetches)
+        names = {element.name for element in (*fetched.fetches(), *fetched.targets())}
         handle = f"podrun_partial_run_{next(_numbers)}"
-        runs = self.__dict__.setdefault("_ipu_partial_runs", {})
-        runs[handle] = SteppedRun(self, frozenset(names))
+        self.__dict__.setdefault(_RUNS, {})[handle] = SteppedRun(self, fed, names)
         return handle
 
     def own_partial_run(
@@ -155,7 +189,12 @@ def _install_steps(base: type[tf.compat.v1.Session]) -> None:
         fetches: object,
         feed_dict: Mapping[object, object] | None = None,
     ) -> object:
-        run = self.__dict__.get("_ipu_partial_runs", {}).get(handle)
-        return partial_run(self, handle, fetches, feed_dict) if run is None else run.step(fetches, feed_dict)
+        runs = self.__dict__.get(_RUNS, {})
+        if handle not in runs:
+            return partial_run(self, handle, fetches, feed_dict)
+        results = runs[handle].step(fetches, feed_dict)
+        if not runs[handle].fetches:
+            del runs[handle]
+        return results
 
     base.partial_run_setup, base.partial_run = own_setup, own_partial_run
