@@ -250,7 +250,8 @@ def _drawing(session: tf.compat.v1.Session, tensors: list[tf.Tensor]) -> Callabl
     """
     options = tf.compat.v1.RunOptions(inter_op_thread_pool=-1)
     if session.sess_str:  # Sessions of a server have no such functions.
-        run = session.make_callable(tensors, accept_options=True)
+        make = type(session).make_callable
+        run = getattr(make, "plain", make)(session, tensors, accept_options=True)
         return lambda: list(run(options=options))
     messages = importlib.import_module("tensorflow.core.protobuf.config_pb2")
     chosen = messages.CallableOptions(fetch=[tensor.name for tensor in tensors], run_options=options)
