@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -122,3 +123,36 @@ def test_a_model_that_is_made_in_a_scope_keeps_the_stages_of_its_calls(one_ipu: 
         if builds:
             with pytest.raises(AttributeError, match="is a model with an entry for each of its layers"):
                 first.pipeline_stage = 0
+
+
+@pytest.mark.parametrize("form", ["folder", "model.keras"])
+def test_saved_stages_tell_which_subclasses_were_built(one_ipu: None, tmp_path: Path, form: str) -> None:
+    from tensorflow import keras
+
+    class Block(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense = keras.layers.Dense(FEATURES)
+
+        def call(self, x: object) -> object:
+            return self.dense(x)
+
+        def get_config(self) -> dict[str, object]:
+            return {}
+
+        @classmethod
+        def from_config(cls, config: object, custom_objects: object = None) -> Block:
+            return cls()
+
+    called, built, inputs = Block(), Block(), keras.Input(FEATURES)
+    built.build((None, FEATURES))
+    model = keras.Model(inputs, built(called(inputs)))
+    first, second = model.get_pipeline_stage_assignment()
+    first.pipeline_stage = 0
+    second.pipeline_stage_assignments[0].pipeline_stage = 1
+    model.set_pipeline_stage_assignment([first, second])
+    model.save(str(tmp_path / form))
+    again = keras.models.load_model(str(tmp_path / form), custom_objects={"Block": Block})
+    first, second = again.get_pipeline_stage_assignment()
+    assert (first.is_nested_model, first.pipeline_stage) == (False, 0)
+    assert [entry.pipeline_stage for entry in second.pipeline_stage_assignments] == [1]
