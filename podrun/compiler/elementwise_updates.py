@@ -113,9 +113,7 @@ class ElementwiseUpdate:
 
     @property
     def keeps_zeros_finite(self) -> bool:
-        """Whether zeros, of which the padding of arenas consists, give finite numbers wherever other elements do, and
-        for a number of 0.5 in any case.
-        """
+        """Whether zeros, as padding has, give finite numbers where other elements do, and for numbers of 0.5."""
 
         def bind(equation: JaxprEqn, operands: Sequence[Any]) -> Any:
             return ARITHMETIC[equation.primitive.name](equation.params, *operands)
@@ -125,7 +123,6 @@ class ElementwiseUpdate:
             results = self.apply([value] * len(self.variables), value, numbers, bind)
             return [np.isfinite(np.asarray(result, np.float64)) for result in results]
 
-        # Each number along an axis of its own, up to five.
         spread = {n: TRIALS.reshape(-1, *[1] * (at % 5)) for at, n in enumerate(self.numbers)}
         with np.errstate(all="ignore"):
             half = finite(0, dict.fromkeys(self.numbers, np.float32(0.5)))
@@ -199,6 +196,8 @@ class UpdateReader:
                     self.readers[atom].append(equation)
         self.results = dict(zip(piece.outputs, self.jaxpr.outvars, strict=True))
         self.numbers = Numbers(self.inputs, self.makers)
+        for scalar in (v for e in self.jaxpr.eqns for v in e.outvars if not _axes(v)):
+            self.numbers.number(scalar)  # In order: long chains recurse too deep.
 
     def find_updates(self) -> list[ElementwiseUpdate]:
         """The updates that machines may share, in the order of the piece's outputs."""

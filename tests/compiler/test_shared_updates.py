@@ -241,6 +241,16 @@ def test_machines_with_one_replica_update_slices(replicas: int, ipus: int) -> No
         np.testing.assert_allclose(variables[name], expected, rtol=2e-5, atol=1e-5, err_msg=name)
 
 
+def test_a_number_may_be_the_end_of_a_long_chain() -> None:
+    def slow(values: Values, gradient: Any, w: str) -> dict[str, Any]:
+        rate = values["rate"]
+        for _ in range(400):
+            rate = rate * 0.999
+        return {w: values[w] - rate * gradient}
+
+    assert updates(compile_program(step(slow))) == ["gradients.0"]
+
+
 def clipped(values: Values, gradient: Any, w: str) -> dict[str, Any]:
     norm = module(gradient).sqrt((gradient * gradient).sum())
     return {w: values[w] - 0.125 * gradient / (1 + norm)}
