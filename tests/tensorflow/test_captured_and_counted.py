@@ -86,6 +86,79 @@ def test_a_pipeline_gives_captured_gradients_to_their_outfeed(ipu: Any, strategy
     np.testing.assert_allclose(np.squeeze(gradients["a"]), 4 * outer * (1 - inner**2), rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("options", "reduced"),
+    [
+        ({}, np.sum),
+        ({"gradient_accumulation_reduction_method": "mean"}, np.mean),
+        ({"gradient_accumulation_for_captured_grads": False}, lambda losses: losses[-1]),
+    ],
+    ids=["sum", "mean", "last"],
+)
+def test_captured_gradients_of_a_pipeline_of_keras_accumulate(
+    strategy: Any, options: dict[str, Any], reduced: Any
+) -> None:
+    import tensorflow as tf
+    import tf_keras
+
+    from podrun.tensorflow.addons.capturing import CaptureUpstreamGradients
+
+    class Capturing(tf_keras.optimizers.legacy.SGD):  # type: ignore[misc]
+        supports_captured_grads = True
+
+        def apply_gradients(self, pairs: Any, captured_grads: Any = None, name: str | None = None) -> Any:
+            self.place.assign_add(1)
+            self.totals.assign(tf.tensor_scatter_nd_add(
+                self.totals, [[self.place - 1]], [tf.reduce_sum(captured_grads["t"])]
+            ))  # fmt: skip
+            return super().apply_gradients(pairs)
+
+    points = np.random.RandomState(0).rand(16, 3).astype(np.float32)
+    with strategy.scope():
+        layers = tf_keras.layers
+        model = tf_keras.Sequential([
+            layers.Dense(2, kernel_initializer="ones", input_shape=(3,)),
+            CaptureUpstreamGradients(layers.Dense(1, kernel_initializer="ones"), tag="t"),
+        ])  # fmt: skip
+        model.set_pipeline_stage_assignment([0, 1])
+        model.set_pipelining_options(4, **options)
+        optimizer = Capturing(0.0)
+        optimizer.place, optimizer.totals = tf.Variable(0), tf.Variable(tf.zeros(2))
+        model.compile(optimizer, "mse", steps_per_execution=8)
+        model.fit(points, np.zeros((16, 1), np.float32), batch_size=2, shuffle=False, verbose=0)
+    # The gradient of a mini-batch's mean of squares for its two results, added up.
+    sums = (2 * 2 * points.astype(np.float64).sum(1) / 2).reshape(2, 4, 2).sum(2)
+    assert int(optimizer.place.numpy()) == 2
+    np.testing.assert_allclose(optimizer.totals.numpy(), [reduced(s) for s in sums], rtol=1e-5)
+
+
+@pytest.mark.parametrize("sums", [True, False])
+def test_loss_scaling_sees_what_a_pipeline_captured(strategy: Any, sums: bool) -> None:
+    """Each mini-batch's captured gradient is below the edge of 4, their sum above it."""
+    import tf_keras
+
+    from podrun.tensorflow.addons.capturing import CaptureUpstreamGradients
+    from podrun.tensorflow.addons.loss_scaling import ALSOptimizer
+
+    layers = tf_keras.layers
+    with strategy.scope():
+        model = tf_keras.Sequential([
+            layers.Dense(2, kernel_initializer="ones", input_shape=(1,)),
+            CaptureUpstreamGradients(
+                layers.Dense(1, kernel_initializer="ones", dtype="float16"), tag="t"
+            ),
+        ])  # fmt: skip
+        model.set_pipeline_stage_assignment([0, 1])
+        model.set_pipelining_options(4, gradient_accumulation_for_captured_grads=sums)
+        scaling = ALSOptimizer(
+            tf_keras.optimizers.legacy.SGD(0.0), captured_grads_only=True, histogram_bin_edge=4.0
+        )
+        model.compile(scaling, "mse", steps_per_execution=4)
+        model.fit(np.ones((8, 1), np.float32), np.zeros((8, 1)), batch_size=2, shuffle=False, verbose=0)
+    # Two values of 2 * 2 / 2 in each of four mini-batches.
+    assert scaling.histogram.numpy().tolist() == ([0, 2] if sums else [2, 0])
+
+
 def test_gradients_are_captured_in_a_context_alone(strategy: Any, ipu: Any) -> None:
     import tensorflow as tf
 

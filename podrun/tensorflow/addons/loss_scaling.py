@@ -245,20 +245,20 @@ class ALSOptimizer(WrappedOptimizer):
             self,
             ALSOptimizer._update_now,
             grads_and_vars,
-            captured=tf.nest.flatten(dict(captured_grads or {})),
+            captured_grads=dict(captured_grads or {}),
             experimental_aggregate_gradients=experimental_aggregate_gradients,
         )
 
     def _update_now(
         self,
         grads_and_vars: GradientPairs,
-        captured: Sequence[tf.Tensor] = (),
+        captured_grads: Mapping[str, tf.Tensor],
         experimental_aggregate_gradients: bool = True,
     ) -> object:
         pairs = [(g, v) for g, v in grads_and_vars if g is not None]
         grads = self.get_unscaled_gradients([g for g, _ in pairs])
         own = self._counted([] if self.captured_grads_only else [g for g, _ in pairs])
-        counts = own, self._counted(captured)
+        counts = own, self._counted(tf.nest.flatten(captured_grads))
         done = wrapped_update(
             self._opt,
             list(zip(grads, [v for _, v in pairs], strict=True)),

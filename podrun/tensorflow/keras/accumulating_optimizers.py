@@ -191,7 +191,8 @@ def accumulated(
     **kwargs: object,
 ) -> object:
     """``plain``'s update, or, where a model that is traced accumulates with this optimizer, with whole gradients.
-    ``reduces_itself``: whether the update sums them over replicas.
+    ``reduces_itself``: whether the update sums them over replicas. ``captured_grads`` in ``kwargs`` accumulate beside
+    the gradients where the accumulation says so.
     """
     which = _ACCUMULATING.get(id(optimizer))
     accumulation = None if which is None else which()
@@ -199,6 +200,8 @@ def accumulated(
         return plain(optimizer, grads_and_vars, *args, **kwargs)
     del _ACCUMULATING[id(optimizer)]  # The update itself is made with the accumulated gradients.
     try:
+        if kwargs.get("captured_grads"):
+            kwargs["captured_grads"] = accumulation.captured(kwargs["captured_grads"])  # type: ignore[arg-type]
 
         def update(ready: GradientPairs, experimental_aggregate_gradients: bool) -> object:
             options = {**kwargs, "experimental_aggregate_gradients": experimental_aggregate_gradients}
@@ -219,11 +222,15 @@ def _own_update(
     """
 
     def run(
-        own: Optimizer, grads_and_vars: GradientPairs, experimental_aggregate_gradients: bool = True
+        own: Optimizer,
+        grads_and_vars: GradientPairs,
+        experimental_aggregate_gradients: bool = True,
+        **captured: object,
     ) -> object:
-        return plain(grads_and_vars, *args, **kwargs)
+        return plain(grads_and_vars, *args, **{**kwargs, **captured})
 
-    return accumulated(optimizer, run, grads_and_vars, reduces_itself=True)
+    captured = {name: value for name, value in kwargs.items() if name == "captured_grads"}
+    return accumulated(optimizer, run, grads_and_vars, reduces_itself=True, **captured)
 
 
 def accumulated_update(

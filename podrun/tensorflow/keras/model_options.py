@@ -114,7 +114,13 @@ class ModelOptions:
                 "pipelined models accumulate gradients when they are trained."
             )
         dtype = self.pipeline_arguments.get("gradient_accumulation_dtype")
-        return Accumulation(self.pipeline_steps, self.reduction, dtype, self.pipeline_arguments)
+        return Accumulation(
+            self.pipeline_steps,
+            self.reduction,
+            dtype,
+            self.pipeline_arguments,
+            sums_captured=bool(self.pipeline_arguments.get("gradient_accumulation_for_captured_grads", True)),
+        )
 
 
 def options_of(model: Model) -> ModelOptions:

@@ -58,7 +58,7 @@ def zero_variable(name: str, shape: tf.TensorShape | Sequence[int], dtype: tf.DT
 class Accumulation:
     """Accumulators for one optimizer. ``count``: gradients of an update, a number or a tensor. ``dtype``: of the
     accumulators, or a function of a variable; None: the variable's. ``storage``: options that say where the optimizer's
-    state is kept.
+    state is kept. ``sums_captured``: whether gradients that layers capture are reduced as well (`captured`).
     """
 
     def __init__(
@@ -67,19 +67,30 @@ class Accumulation:
         method: GradientAccumulationReductionMethod | str = GradientAccumulationReductionMethod.SUM,
         dtype: AccumulatorType = None,
         storage: Mapping[str, object] | None = None,
+        *,
+        sums_captured: bool = False,
     ) -> None:
         if isinstance(count, int) and count < 1:
             raise ValueError(f"The number of mini-batches must be >= 1, not {count}.")
         self.count, self.method = count, GradientAccumulationReductionMethod.parse(method)
         self.storage = storage or {}
+        self.sums_captured = sums_captured
         self._dtype = dtype
         self._counter: tf.Variable | None = None
         self._sums: dict[int, tf.Variable] = {}
+        self._captured: dict[str, tf.Variable] = {}
 
     @property
     def state(self) -> list[tf.Variable]:
         """The counter and the accumulators."""
-        return ([] if self._counter is None else [self._counter]) + list(self._sums.values())
+        counter = [] if self._counter is None else [self._counter]
+        return [*counter, *self._sums.values(), *self._captured.values()]
+
+    def _counted(self) -> tf.Variable:
+        """The variable that says which gradient of an update comes, from 0."""
+        if self._counter is None:
+            self._counter = zero_variable("gradient_accumulation_counter", [], tf.int32)
+        return self._counter
 
     def _accumulator(self, variable: tf.Variable) -> tf.Variable:
         key = id(variable)
@@ -102,10 +113,8 @@ class Accumulation:
         pairs = [(tf.convert_to_tensor(g), v) for g, v in gradients if g is not None]
         if isinstance(self.count, int) and self.count == 1:
             return update([(reduce(g), v) for g, v in pairs])
-        if self._counter is None:
-            self._counter = zero_variable("gradient_accumulation_counter", [], tf.int32)
-        step = self._counter.read_value()
-        totals = []
+        counter = self._counted()
+        step, totals = counter.read_value(), []
         for gradient, variable in pairs:
             store = self._accumulator(variable)
             totals.append((self._added(store, tf.cast(gradient, store.dtype), step), variable, store))
@@ -122,8 +131,28 @@ class Accumulation:
                 store.assign(tf.compat.v2.where(last, tf.zeros_like(total), total), read_value=False)
                 for total, _, store in totals
             ]
-            writes.append(self._counter.assign(tf.compat.v2.where(last, 0, step + 1), read_value=False))
+            writes.append(counter.assign(tf.compat.v2.where(last, 0, step + 1), read_value=False))
             return tf.group(*writes, done)
+
+    def captured(self, gradients: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        """Captured gradients by tag as an update sees them: this iteration's, or with ``sums_captured`` their reduction
+        over the iterations so far, in their own types. Call it before `apply`, which counts the iteration.
+        """
+        if not self.sums_captured or not gradients or (isinstance(self.count, int) and self.count == 1):
+            return dict(gradients)
+        step = self._counted().read_value()
+        last = tf.equal(step, self.count - 1)
+        totals = {}
+        for tag, value in gradients.items():
+            gradient = tf.convert_to_tensor(value)
+            if tag not in self._captured:
+                name = f"captured_gradient_accumulator_{len(self._captured)}"
+                self._captured[tag] = zero_variable(name, gradient.shape, gradient.dtype)
+            total = self._added(self._captured[tag], gradient, step)
+            kept = tf.compat.v2.where(last, tf.zeros_like(total), total)
+            with tf.control_dependencies([self._captured[tag].assign(kept, read_value=False)]):
+                totals[tag] = tf.identity(total)
+        return totals
 
     def _added(self, store: tf.Variable, gradient: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
         held = store.read_value()
