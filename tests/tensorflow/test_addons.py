@@ -568,3 +568,35 @@ def test_wrapping_optimizers_come_back_from_files(tmp_path: Path) -> None:
             loaded = tf_keras.models.load_model(tmp_path / name).optimizer
             assert type(loaded) is type(optimizer)
             assert loaded.get_config() == optimizer.get_config()
+
+
+def test_functions_of_gradients_come_back_from_files(tmp_path: Path) -> None:
+    """By their names, which programs register or give to ``load_model``."""
+    import tf_keras
+
+    from podrun.tensorflow.addons.accumulating_wrappers import KerasGradientAccumulation, KerasMapGradient
+
+    sgd = tf_keras.optimizers.legacy.SGD
+    own, given = {"halved": halved}, {"custom_objects": {"halved": halved}}
+    for optimizer in (
+        KerasMapGradient(sgd(0.25), halved),
+        KerasGradientAccumulation(KerasMapGradient(sgd(0.25), halved), 3),
+    ):
+        again = type(optimizer).from_config(optimizer.get_config(), own)
+        mapping = again if isinstance(again, KerasMapGradient) else again._opt
+        assert mapping.gradient_mapping_function is halved
+        model = tf_keras.Sequential([tf_keras.layers.Dense(2, input_shape=(3,))])
+        model.compile(optimizer, "mse")
+        for name in ("model.h5", "folder"):
+            model.save(tmp_path / name)
+            loaded = tf_keras.models.load_model(tmp_path / name, **given).optimizer
+            assert loaded.get_config() == optimizer.get_config()
+            with pytest.raises(ValueError, match=r"the function `halved`.*register_keras_serializable"):
+                tf_keras.models.load_model(tmp_path / name)
+    nameless = KerasGradientAccumulation(KerasMapGradient(sgd(0.25), lambda gradient, _: gradient), 3)
+    with pytest.raises(ValueError, match="the function `<lambda>`"):
+        KerasGradientAccumulation.from_config(nameless.get_config())
+
+
+def halved(gradient: Any, variable: Any) -> Any:
+    return gradient / 2

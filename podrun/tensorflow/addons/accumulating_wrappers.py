@@ -109,7 +109,8 @@ def inner_optimizer(opt: object, custom_objects: Mapping[str, object]) -> object
     kind = kinds.get(name) or custom_objects.get(name) or getattr(tf_keras.optimizers.legacy, name, None)
     registered = kind or tf_keras.utils.get_registered_object(opt["class_name"])
     from_config: Callable[[object], object] = getattr(registered, "from_config")  # noqa: B009
-    return from_config(opt["config"])
+    with tf_keras.utils.custom_object_scope(custom_objects):  # For what stands in that configuration.
+        return from_config(opt["config"])
 
 
 class KerasGradientAccumulation(WrappedOptimizer):
@@ -242,8 +243,30 @@ class KerasMapGradient(GradientWrapper):
         return self.gradient_mapping_function(grad, var)
 
     def get_config(self) -> dict[str, object]:
-        """The wrapped optimizer, as Keras writes it, and the function."""
+        """The wrapped optimizer, as Keras writes it, and the function, of which files have the name."""
         return {**super().get_config(), "gradient_mapping_function": self.gradient_mapping_function}
+
+    @classmethod
+    def from_config(
+        cls, config: Mapping[str, object], custom_objects: Mapping[str, object] | None = None
+    ) -> WrappedOptimizer:
+        """The optimizer of which `get_config` gave the configuration. ValueError for the name of a function that the
+        program has not made known.
+        """
+        function = config["gradient_mapping_function"]
+        if not callable(function):
+            written = (
+                function.get("config") if isinstance(function, dict) else function
+            )  # Inside another optimizer.
+            name = written if isinstance(written, str) else "<lambda>"
+            function = tf_keras.utils.get_registered_object(name, custom_objects)
+            if function is None:
+                raise ValueError(
+                    f"{cls.__name__} was saved with the function `{name}`, which is not known here: give it as "
+                    f"`custom_objects={{{name!r}: ...}}`, or decorate a named function with "
+                    "`@keras.utils.register_keras_serializable()` before the model is saved."
+                )
+        return super().from_config({**config, "gradient_mapping_function": function}, custom_objects)
 
 
 class FirstVersionOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
