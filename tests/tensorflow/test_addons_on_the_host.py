@@ -217,3 +217,21 @@ def test_layers_of_halves_are_close_to_those_of_floats() -> None:
         result = mine(tf.constant(x))
         assert result.dtype == tf.float16
         np.testing.assert_allclose(result, plain(x.astype(np.float32)), atol=2e-3)
+
+
+def test_wrappers_of_optimizers_change_sparse_gradients_on_the_host() -> None:
+    """On IPUs they are dense before they reach an optimizer."""
+    import tensorflow as tf
+    import tf_keras
+
+    from podrun.tensorflow.addons.accumulating_wrappers import KerasCrossReplica, KerasMapGradient
+
+    inner = KerasMapGradient(tf_keras.optimizers.legacy.SGD(1.0), lambda gradient, _: gradient + 10)
+    optimizer, variable = KerasCrossReplica(inner), tf.Variable(tf.zeros([4, 2]))
+    for rows in ([1, 3], [3, 3]):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.gather(variable, rows))
+        gradient = tape.gradient(loss, variable)
+        assert isinstance(gradient, tf.IndexedSlices)
+        optimizer.apply_gradients([(gradient, variable)])
+    np.testing.assert_array_equal(variable.numpy()[:, 0], [-20, -21, -20, -23])

@@ -173,7 +173,8 @@ _DELEGATED = (
 
 class GradientWrapper(WrappedOptimizer):
     """A wrapper that changes each gradient just before the wrapped optimizer applies it, after the sum over replicas
-    and the gradient transformers. Of several, the outermost is the first.
+    and the gradient transformers. Of several, the outermost is the first. On the host sparse gradients are made
+    dense, as they are on IPUs.
     """
 
     def __init__(self, opt: Optimizer, name: str) -> None:
@@ -207,8 +208,8 @@ class GradientWrapper(WrappedOptimizer):
         indices: tf.Tensor,
         apply_state: Mapping[object, object] | None = None,
     ) -> tf.Operation:
-        state = {"apply_state": apply_state} if "apply_state" in self._opt._sparse_apply_args else {}
-        return self._opt._resource_apply_sparse(grad, handle, indices, **state)
+        whole = tf.scatter_nd(tf.cast(indices, tf.int64)[:, None], grad, tf.shape(handle, tf.int64))
+        return self._resource_apply_dense(whole, handle, apply_state)
 
 
 class KerasCrossReplica(GradientWrapper):
