@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
+from podrun.private_apis.tensorflow import symbol
 from podrun.tensorflow.keras.model_options import options_of
 from podrun.tensorflow.keras.stage_classes import (
     FunctionalLayerPipelineStageAssignment,
@@ -94,7 +95,7 @@ def _calls_with(model: Model, inputs: object) -> list[Node]:
     required = arguments.args[2 : len(arguments.args) - len(arguments.defaults or ())]
     filled = {"training": False} if "training" in required else {}
     mapped = importlib.import_module("tf_keras.src.engine.functional")._map_graph_network
-    with tf.__internal__.FuncGraph("calls").as_default(), no_stage():
+    with symbol("framework.func_graph.FuncGraph")("calls").as_default(), no_stage():
         outputs = model.call(inputs, **filled)
     return _in_order(flat, mapped(flat, tf.nest.flatten(outputs))[1])
 

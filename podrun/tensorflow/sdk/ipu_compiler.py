@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -22,6 +22,9 @@ from podrun.tensorflow.execution.launching import launch_program
 from podrun.tensorflow.execution.placed_devices import OWN_DEVICE, placed_inside, placed_ordinal
 from podrun.tensorflow.execution.program_parts import program_of
 from podrun.tensorflow.graph.importer import has_effect
+
+if TYPE_CHECKING:
+    from tensorflow.types.experimental import PolymorphicFunction
 
 _NOT_PLACED = (
     "The computation was not placed on an IPU device: use `with ipu.scopes.ipu_scope('/device:IPU:0')`."
@@ -86,7 +89,7 @@ def _compiled(outer: tf.Graph, computation: Callable[..., Any], inputs: Any) -> 
 class PlacedFunction:
     """A ``tf.function`` that runs on an IPU wherever it is called, with the attributes of one: in a class, a method."""
 
-    def __init__(self, own: tf.types.experimental.PolymorphicFunction, ipu_device: str) -> None:
+    def __init__(self, own: PolymorphicFunction, ipu_device: str) -> None:
         functools.update_wrapper(self, own.python_function)
         self._own, self._ipu_device = own, ipu_device
 
