@@ -12,13 +12,14 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
+from tests.quick_programs import forget_programs
 from tests.sampling import chosen
 
 # Hosts that run tests are often busy: how long an example takes says nothing about the code.
@@ -75,6 +76,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for index, item in enumerate(cases):
             if index not in kept:
                 item.add_marker(pytest.mark.slow)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(
+    item: pytest.Item, nextitem: pytest.Item | None
+) -> Generator[None, object, object]:
+    try:
+        return (yield)
+    finally:
+        forget_programs(item, nextitem)
 
 
 def pytest_collection_finish() -> None:

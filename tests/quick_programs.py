@@ -5,11 +5,13 @@ What podrun compiles for a machine has options of its own (`podrun.device.xla.pi
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
 
+FIXTURE = "programs_of_tests_compile_quickly"
 QUICK: Mapping[str, bool | int] = {
     "xla_backend_optimization_level": 0,
     "xla_llvm_disable_expensive_passes": True,
@@ -36,3 +38,16 @@ def programs_of_tests_compile_quickly() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compiler, "get_compile_options", quick_options)
         yield
+
+
+def forget_programs(done: pytest.Item, following: pytest.Item | None) -> None:
+    """Between tests whose programs compile with `QUICK` options and tests whose do not, drop what JAX keeps compiled:
+    else a test would compute with programs of the others, or not, by the order of tests.
+    """
+    jax = sys.modules.get("jax")
+    if jax is not None and following is not None and is_quick(done) != is_quick(following):
+        jax.clear_caches()
+
+
+def is_quick(item: pytest.Item) -> bool:
+    return FIXTURE in getattr(item, "fixturenames", ())
