@@ -59,7 +59,8 @@ _LAST = f"{EXCHANGE}last"
 
 @dataclass(frozen=True, slots=True)
 class CutPiece:
-    """A piece as Computations and AllGathers: ``pieces`` in order, the instructions that run them, the arenas.
+    """A piece that is cut where machines exchange values: the smaller ``pieces`` in order, the instructions that run
+    them with the AllGathers between them, and the arenas that these fill.
     ``closing``: instructions that come last in a batch. ``variables``: that changed their place, or are new.
     """
 

@@ -102,7 +102,7 @@ class ElementwiseUpdate:
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """The numbers that steps and results read."""
+        """The numbers (see `Numbers`) that steps and results read, in ascending order."""
         read = [*(r for _, operands in self.steps for r in operands), *self.results]
         return tuple(sorted({r[1] for r in read if r[0] == "number"}))
 

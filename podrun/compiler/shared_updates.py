@@ -87,7 +87,7 @@ def take_updates(
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Updates that do the same."""
+    """Updates with the same steps, whose variables share arenas."""
 
     index: int
     updates: Sequence[ElementwiseUpdate]

@@ -54,7 +54,7 @@ class _BlockRow(dict[str, np.ndarray]):
 
 
 class _Block:
-    """Room for so many elements like ``first``, end to end for each input."""
+    """Memory for ``size`` elements of a feed: an array ``[size, *shape]`` for each input of ``first``, in its dtype."""
 
     def __init__(self, first: Element, size: int) -> None:
         self.arrays = {

@@ -146,6 +146,23 @@ def updates(executable: Executable) -> list[str]:
     return [i.arena for i in executable.instructions[0] if isinstance(i, ReduceScatter)]
 
 
+def check_update(
+    update: Update,
+    arenas: list[str],
+    *,
+    batches: int = 2,
+    replicas: int = REPLICAS,
+    ipus_per_replica: int = 1,
+) -> None:
+    """Machines add up the gradients in these arenas, and train as NumPy does."""
+    program = step(update, replicas=replicas, ipus_per_replica=ipus_per_replica)
+    executable, x = compile_program(program), inputs_for(program, batches)
+    assert updates(executable) == arenas
+    _, variables = on_machines(executable, program, batches, start(), x)
+    for name, expected in in_numpy(update, x["x"], batches, replicas).items():
+        np.testing.assert_allclose(variables[name], expected, rtol=2e-5, atol=1e-5, err_msg=name)
+
+
 @pytest.mark.parametrize("update", [descent, scheduled, momentum, adam])
 def test_machines_update_slices(update: Update) -> None:
     program = step(update)
@@ -194,12 +211,7 @@ def test_updates_of_different_kinds_have_arenas_of_their_own() -> None:
     def mixed(values: Values, gradient: Any, w: str) -> dict[str, Any]:
         return {w: values[w] - (0.25 if w == "b" else 0.125) * gradient}
 
-    program = step(mixed)
-    executable, x = compile_program(program), inputs_for(program, 2)
-    assert updates(executable) == ["gradients.0", "gradients.1"]
-    _, variables = on_machines(executable, program, 2, start(), x)
-    for name, expected in in_numpy(mixed, x["x"], 2).items():
-        np.testing.assert_allclose(variables[name], expected, rtol=2e-5, atol=1e-5, err_msg=name)
+    check_update(mixed, ["gradients.0", "gradients.1"])
 
 
 def test_a_slot_may_have_another_shape_than_its_weight(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,12 +222,7 @@ def test_a_slot_may_have_another_shape_than_its_weight(monkeypatch: pytest.Monke
     for name, shape in SHAPES.items():
         slot = TensorSpec(name + ".m", "float32", (math.prod(shape),))
         monkeypatch.setitem(SPECS, slot.name, slot)
-    program = step(flat)
-    executable, x = compile_program(program), inputs_for(program, 2)
-    assert updates(executable) == ["gradients.0"]
-    _, variables = on_machines(executable, program, 2, start(), x)
-    for name, expected in in_numpy(flat, x["x"], 2).items():
-        np.testing.assert_allclose(variables[name], expected, rtol=2e-5, atol=1e-5, err_msg=name)
+    check_update(flat, ["gradients.0"])
 
 
 def test_values_that_are_read_again_and_again_are_looked_at_once() -> None:
@@ -233,12 +240,7 @@ def test_values_that_are_read_again_and_again_are_looked_at_once() -> None:
 @pytest.mark.parametrize(("replicas", "ipus"), [(2, 4), (2, 8)])
 def test_machines_with_one_replica_update_slices(replicas: int, ipus: int) -> None:
     """There the axis of replicas has one entry, of which nothing is cut."""
-    program = step(momentum, replicas=replicas, ipus_per_replica=ipus)
-    executable, x = compile_program(program), inputs_for(program, 2)
-    assert updates(executable) == ["gradients.0"]
-    _, variables = on_machines(executable, program, 2, start(), x)
-    for name, expected in in_numpy(momentum, x["x"], 2, replicas).items():
-        np.testing.assert_allclose(variables[name], expected, rtol=2e-5, atol=1e-5, err_msg=name)
+    check_update(momentum, ["gradients.0"], replicas=replicas, ipus_per_replica=ipus)
 
 
 def test_a_number_may_be_the_end_of_a_long_chain() -> None:
@@ -263,12 +265,7 @@ def crossed(values: Values, gradient: Any, w: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("update", [clipped, crossed])
 def test_what_is_no_arithmetic_on_each_element_is_updated_whole(update: Update) -> None:
-    program = step(update)
-    executable, x = compile_program(program), inputs_for(program, 2)
-    assert updates(executable) == []
-    _, variables = on_machines(executable, program, 2, start(), x)
-    for name, expected in in_numpy(update, x["x"], 2).items():
-        np.testing.assert_allclose(variables[name], expected, rtol=2e-5, atol=1e-5, err_msg=name)
+    check_update(update, [])
 
 
 def test_a_gradient_or_new_weight_that_something_else_reads_is_whole_everywhere() -> None:
@@ -308,12 +305,7 @@ def test_an_update_may_choose_among_three() -> None:
         which = (values[w] > 0.3).astype("int32") + (values[w] > 0.6).astype("int32")
         return {w: values[w] - 0.125 * jax.lax.select_n(which, *cases)}
 
-    program = step(graded)
-    executable, x = compile_program(program), inputs_for(program, 1)
-    assert updates(executable) == ["gradients.0"]
-    _, variables = on_machines(executable, program, 1, start(), x)
-    for name, expected in in_numpy(graded, x["x"], 1).items():
-        np.testing.assert_allclose(variables[name], expected, rtol=2e-5, atol=1e-5, err_msg=name)
+    check_update(graded, ["gradients.0"], batches=1)
 
 
 def test_a_statistic_that_no_step_reads_sums_what_each_batch_gives() -> None:

@@ -88,10 +88,7 @@ class LiveRunner:
         for request in requests:
             runner.enqueue(request)
         for request in requests:
-            try:
-                request.future.wait()
-            except Exception:  # Each request tells its own error to whoever asks its future.
-                continue
+            request.future.wait_for_answer()
         self.note(requests)
 
     def note(self, requests: Sequence[QueuedRequest]) -> None:

@@ -33,12 +33,16 @@ class RunFuture:
 
     def wait(self, seconds: float | None = None) -> None:
         """Return when the outputs are filled; raises the request's error, DeadlineError after ``seconds``."""
+        self.wait_for_answer(seconds)
+        if self._error is not None:
+            raise self._error
+
+    def wait_for_answer(self, seconds: float | None = None) -> None:
+        """Return when the request is answered, by results or by an error. DeadlineError after ``seconds``."""
         if self.on_wait is not None and not self._done.is_set():
             self.on_wait()
         if not self._done.wait(seconds):
             raise DeadlineError(f"the request was not answered within {seconds:g} s")
-        if self._error is not None:
-            raise self._error
 
     @property
     def done(self) -> bool:

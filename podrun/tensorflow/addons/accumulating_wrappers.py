@@ -221,7 +221,7 @@ class KerasCrossReplica(GradientWrapper):
         super().__init__(opt, name)
 
     def changed_gradient(self, grad: tf.Tensor, var: tf.Variable) -> tf.Tensor:
-        """The mean over replicas."""
+        """The gradient averaged over all replicas."""
         return cross_replica_mean(grad)
 
 
@@ -240,7 +240,7 @@ class KerasMapGradient(GradientWrapper):
         self.gradient_mapping_function = gradient_mapping_function
 
     def changed_gradient(self, grad: tf.Tensor, var: tf.Variable) -> tf.Tensor:
-        """What the function gives."""
+        """The gradient as the program's function changes it."""
         return self.gradient_mapping_function(grad, var)
 
     def get_config(self) -> dict[str, object]:
@@ -296,5 +296,5 @@ class FirstVersionOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
     def apply_gradients(
         self, grads_and_vars: GradientPairs, global_step: tf.Variable | None = None, name: str | None = None
     ) -> tf.Operation:
-        """The result of the optimizer's own method."""
+        """Update the variables with the Keras optimizer; returns its operation. ``global_step`` is not counted."""
         return self._optimizer.apply_gradients(grads_and_vars)

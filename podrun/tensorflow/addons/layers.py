@@ -304,7 +304,7 @@ class Dense(tf_keras.layers.Dense):  # type: ignore[misc]
     """
 
     def call(self, inputs: tf.Tensor | QuarterTensor) -> tf.Tensor:
-        """The product, with bias and activation."""
+        """``[batch, units]``: the inputs times the kernel, with bias and activation."""
         if not isinstance(inputs, QuarterTensor):
             return super().call(inputs)
         if inputs.shape.rank != 2:

@@ -272,7 +272,7 @@ _COMPARISONS: dict[str, Comparison] = {
 
 
 def _ends(branch: OperatorGraph) -> bool:
-    """Whether a branch gives a false constant."""
+    """Whether a branch returns the constant False."""
     maker = _makers(branch).get(branch.outputs[0])
     return maker is not None and maker.op_type == "Const" and not np.any(maker["value"])
 

@@ -53,7 +53,7 @@ class FrontendAttributeId(MessageEnumeration):
 
 
 class MLType(MessageEnumeration):
-    """What a product or convolution is for."""
+    """The pass that a product or convolution belongs to: of inference, or one of training."""
 
     NONE = 0
     INFERENCE_FWD = 1

@@ -146,14 +146,14 @@ def _exchanged(
     number_of_replicas: int,
     name: str | None = None,
 ) -> tf.Tensor:
-    """``ipu_all_to_all``."""
+    """``ipu_all_to_all``: part *i* of every replica's tensor, on replica *i*."""
     return exchanged_between_replicas(input, split_dimension, concat_dimension, number_of_replicas)
 
 
 def _gathered(
     input: tf.Tensor | Sequence[tf.Tensor], replication_factor: int, name: str | None = None
 ) -> tf.Tensor | list[tf.Tensor]:
-    """``ipu_all_gather``."""
+    """``ipu_all_gather``: the tensors of the replicas of a group, in a new first axis."""
     return gathered_from_replicas(input, replication_factor)
 
 
@@ -168,7 +168,7 @@ def _scattered(
 
 
 def _printed(input: tf.Tensor, tensor_name: str = "", name: str | None = None) -> tf.Tensor:
-    """``ipu_print_tensor``."""
+    """``ipu_print_tensor``: the tensor, which the device prints when it is computed."""
     return printed_tensor(input, tensor_name or name or "")
 
 

@@ -57,11 +57,11 @@ class MemoryAttention:
         return alignments, alignments
 
     def initial_alignments(self, batch_size: int, dtype: tf.DType) -> tf.Tensor:
-        """Zeros."""
+        """``[batch_size, alignments_size]``: zeros, the weights of the memory before the first step."""
         return tf.zeros([batch_size, self.alignments_size], dtype)
 
     def initial_state(self, batch_size: int, dtype: tf.DType) -> tf.Tensor:
-        """The state before the first step."""
+        """The mechanism's state before the first step: its weights."""
         return self.initial_alignments(batch_size, dtype)
 
 
@@ -130,7 +130,7 @@ class AdditiveAttention(MemoryAttention):
 
 
 class AttentionState(NamedTuple):
-    """``AttentionWrapperState``."""
+    """``AttentionWrapperState``: the cell's state, the last attention and weights, and the number of steps so far."""
 
     cell_state: object
     attention: object
@@ -140,7 +140,7 @@ class AttentionState(NamedTuple):
     attention_state: object
 
     def clone(self, **values: object) -> AttentionState:
-        """The same with some values replaced."""
+        """A copy with the values of some fields replaced, as ``cell_state=...``."""
         return self._replace(**values)
 
 
@@ -186,12 +186,12 @@ class AttentionWrapper(_v1.nn.rnn_cell.RNNCell):  # type: ignore[misc, name-defi
 
     @property
     def output_size(self) -> object:
-        """The width of the outputs."""
+        """The last dimension of the outputs."""
         return self._attention_size if self._output_attention else self._cell.output_size  # type: ignore[attr-defined]
 
     @property
     def state_size(self) -> AttentionState:
-        """The widths of the state."""
+        """The last dimension of each part of the state."""
         mechanism = self._attention_mechanism
         return AttentionState(
             cell_state=self._cell.state_size,  # type: ignore[attr-defined]
@@ -203,7 +203,7 @@ class AttentionWrapper(_v1.nn.rnn_cell.RNNCell):  # type: ignore[misc, name-defi
         )
 
     def zero_state(self, batch_size: int, dtype: tf.DType) -> AttentionState:
-        """The state before the first step."""
+        """The wrapper's state before the first step, for ``batch_size`` sequences: the cell's, and zeros."""
         start = self._initial_cell_state
         mechanism = self._attention_mechanism
         return AttentionState(
@@ -216,7 +216,7 @@ class AttentionWrapper(_v1.nn.rnn_cell.RNNCell):  # type: ignore[misc, name-defi
         )
 
     def call(self, inputs: tf.Tensor, state: AttentionState) -> tuple[tf.Tensor, AttentionState]:
-        """A step."""
+        """Run the cell for one step: its output or the attention, and the next state."""
         mechanism = self._attention_mechanism
         read = self._cell_input_fn(inputs, state.attention)
         output, cell_state = self._cell(read, state.cell_state)  # type: ignore[operator]

@@ -57,7 +57,7 @@ class BasicSequenceDecoder(SequenceDecoder):
 
     @property
     def batch_size(self) -> int | tf.Tensor:
-        """Sequences."""
+        """The number of sequences."""
         return self._helper.batch_size
 
     @property
@@ -71,7 +71,7 @@ class BasicSequenceDecoder(SequenceDecoder):
 
     @property
     def output_dtype(self) -> DecoderStep:
-        """Types of a step's results."""
+        """The dtypes of a step's results."""
         return DecoderStep(tf.nest.flatten(self._initial_state)[0].dtype, self._helper.sample_ids_dtype)
 
     def initialize(self, name: str | None = None) -> tuple[tf.Tensor, Structure, Structure]:
@@ -107,7 +107,7 @@ class SequenceHelper:
     def sample(
         self, time: tf.Tensor, outputs: tf.Tensor, state: Structure, name: str | None = None
     ) -> tf.Tensor:
-        """The likeliest symbols."""
+        """``[batch]`` of int32: for each sequence the symbol whose output is greatest."""
         return tf.argmax(outputs, axis=-1, output_type=tf.int32)
 
     def next_inputs(
@@ -252,7 +252,7 @@ def dynamic_decode(
 
 
 class _DecodingLoop:
-    """The loop of `dynamic_decode`."""
+    """The ``tf.while_loop`` of `dynamic_decode`: its body, and the arrays that collect results."""
 
     def __init__(self, decoder: SequenceDecoder, steps: int, impute: bool) -> None:
         self.decoder, self.steps, self.impute = decoder, steps, impute
@@ -291,7 +291,7 @@ class _DecodingLoop:
         finished: tf.Tensor,
         lengths: tf.Tensor,
     ) -> tuple[object, ...]:
-        """A step of the loop."""
+        """The loop's body: run the decoder for one step, and store its results at ``time``."""
         step = self.decoder.step  # type: ignore[attr-defined]
         outputs, next_state, inputs, ended = step(time, inputs, state)
         if not self.decoder.tracks_own_finished:
@@ -307,7 +307,7 @@ class _DecodingLoop:
 
 
 def _exchanged(x: tf.Tensor) -> tf.Tensor:
-    """Time first to batch first, and back."""
+    """The tensor with its first two axes, time and batch, exchanged."""
     return tf.transpose(x, [1, 0, *range(2, x.shape.rank)])
 
 
@@ -352,7 +352,7 @@ def sequence_loss(
 
 
 def sequence_names() -> Mapping[str, object]:
-    """The names of ``tf.contrib.seq2seq``."""
+    """Public name -> class or function of ``tf.contrib.seq2seq``."""
     from podrun.tensorflow.sdk import sequence_attention
 
     return {
