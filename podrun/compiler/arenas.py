@@ -288,11 +288,7 @@ class _Planner:
         return {variable.spec.name: variable for variable in (*weights, *states)}
 
     def _padded(self, members: tuple[ArenaMember, ...]) -> int:
-        """Elements of an arena with these members, so that every machine's slice is aligned."""
-        last = members[-1]
-        return _round_up(
-            last.offset + max(1, math.prod(last.shape)), ALIGNMENT * self.layout.machines_per_position
-        )
+        return arena_size(members, self.layout.machines_per_position)
 
 
 def _scalar_variables(program: Program, groups: Iterable[WeightGroup]) -> dict[str, Variable]:
@@ -324,9 +320,13 @@ def members_of(
     return tuple(members)
 
 
-def arena_size(members: tuple[ArenaMember, ...]) -> int:
-    """Elements of an arena that ends with its last member; 0 without any."""
-    return _round_up(members[-1].offset + max(1, math.prod(members[-1].shape)), ALIGNMENT) if members else 0
+def arena_size(members: tuple[ArenaMember, ...], slices: int = 1) -> int:
+    """Elements of an arena that ends with its last member, in so many equal slices that begin at multiples of
+    `ALIGNMENT`; 0 without members.
+    """
+    if not members:
+        return 0
+    return _round_up(members[-1].offset + max(1, math.prod(members[-1].shape)), ALIGNMENT * slices)
 
 
 def _round_up(value: int, multiple: int) -> int:

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax.extend.core import JaxprEqn
 
 from podrun.compiler import jaxprs
-from podrun.compiler.arenas import ALIGNMENT, arena_size, members_of
+from podrun.compiler.arenas import arena_size, members_of
 from podrun.compiler.elementwise_updates import ElementwiseUpdate, UpdateReader
 from podrun.compiler.export import PieceFunction, TracedPiece, trace_piece
 from podrun.compiler.jaxprs import BufferValues, buffer
@@ -103,11 +103,10 @@ class _Group:
         """The arena of gradients, and one for each variable of an update. ``read``: what the rest of the program reads:
         all machines need the whole of that.
         """
-        machines = layout.machines_per_position
 
         def arena(name: str, shapes: Mapping[str, tuple[int, ...]], dtype: str, *, lasts: bool) -> Arena:
             members = members_of(shapes.items())
-            size = -(-arena_size(members) // (ALIGNMENT * machines)) * ALIGNMENT * machines
+            size = arena_size(members, layout.machines_per_position)
             sliced = lasts and set(read).isdisjoint(shapes)
             return Arena(name, dtype, size, members, shared=lasts, sliced=sliced)
 
