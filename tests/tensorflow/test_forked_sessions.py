@@ -36,11 +36,16 @@ def test_a_forked_process_is_refused_and_does_not_wait(tf: Any) -> None:
         assert session.run(three) == called() == 3.0
 
 
-def test_a_session_with_threads_of_its_own_is_not_refused(tf: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from podrun.tensorflow.execution import launching
-
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
+def test_a_session_with_threads_of_its_own_is_not_refused(tf: Any) -> None:
     three = tf.constant(1.0) + 2.0
-    monkeypatch.setattr(launching, "_runs_sessions", [os.getppid()])
+    with tf.Session() as session:
+        assert session.run(three) == 3.0
+    assert forked(lambda: runs_with_threads_of_its_own(tf, three)) == 0
+
+
+def runs_with_threads_of_its_own(tf: Any, three: Any) -> None:
+    """What a forked process may run, and what it may not."""
     pool = tf.ConfigProto()
     pool.session_inter_op_thread_pool.add(num_threads=1)
     for config in (
@@ -54,6 +59,3 @@ def test_a_session_with_threads_of_its_own_is_not_refused(tf: Any, monkeypatch: 
         assert session.run(three, options=tf.RunOptions(inter_op_thread_pool=-1)) == 3.0
         with pytest.raises(UsageError, match="forked"):
             session.run(three)
-    monkeypatch.setattr(launching, "_runs_sessions", [])
-    with tf.Session() as session:
-        assert session.run(three) == 3.0

@@ -116,22 +116,22 @@ def test_steps_of_a_run_share_what_the_first_of_them_drew(tf: Any) -> None:
 
 
 def test_programs_that_are_compiled_run_in_steps(tf: Any, ipu: Any) -> None:
-    """A graph that launches programs, and has nothing else on an IPU."""
+    """A graph that launches programs, and has nothing on an IPU itself: the scope is inside of the program."""
+    from podrun.tensorflow.execution.placed_devices import is_placed_graph
+
+    def one_more(value: Any) -> Any:
+        with ipu.scopes.ipu_scope(DEVICE):
+            return value + 1.0
+
     x = tf.placeholder(tf.float32, [], name="x")
-    (y,) = launched(ipu, x)
+    (y,) = ipu.ipu_compiler.compile(one_more, [x])
+    assert not is_placed_graph(tf.get_default_graph())
     z = y * 3.0
     with tf.Session() as session:
         handle = session.partial_run_setup([y, z], [x])
         assert handle in session._ipu_partial_runs
         assert session.partial_run(handle, y, {x: 2.0}) == 3.0
         assert session.partial_run(handle, z) == 9.0
-
-
-def launched(ipu: Any, x: Any) -> list[Any]:
-    """A program that is compiled, launched with ``x``: one more."""
-    with ipu.scopes.ipu_scope(DEVICE):
-        outputs: list[Any] = ipu.ipu_compiler.compile(lambda value: value + 1.0, [x])
-    return outputs
 
 
 def test_callables_tell_what_is_wrong_when_they_are_made_and_pass_options(tf: Any) -> None:
