@@ -3,37 +3,20 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator
-from threading import Thread
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
 from podrun.core.errors import UnsupportedError
+from tests.tensorflow.test_clusters import DEVICE, clusters_of, tf
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed"
 )
-DEVICE, HOST = "/device:IPU:0", "/device:CPU:0"
-Build = Callable[[Any, str], tuple[Any, Any]]
-
-
-@pytest.fixture
-def tf(ipu: Any) -> Iterator[Any]:
-    """TensorFlow 1 with a graph of its own and one configured IPU."""
-    import tensorflow.compat.v1 as module
-
-    config = ipu.config.IPUConfig()
-    config.auto_select_ipus = 1
-    config.configure_ipu_system()
-    with module.Graph().as_default():
-        yield module
-
-
-def clusters_of(tf: Any) -> list[int]:
-    """How many clusters each kind of run had."""
-    return [len(plan.clusters) for plan in tf.get_default_graph()._ipu_clusters.plans.values()]
+HOST = "/device:CPU:0"
+__all__ = ["tf"]
 
 
 def model(tf: Any, device: str) -> tuple[Any, Any, Any]:
@@ -256,42 +239,6 @@ def test_a_gradient_through_what_is_fed_is_refused(tf: Any) -> None:
             session.run(gradient, {middle: [1.0, 2.0]})
 
 
-@pytest.mark.parametrize("first_soft", [True, False])
-def test_soft_placement_is_a_sessions_own(tf: Any, first_soft: bool) -> None:
-    with tf.device(DEVICE):
-        exact = tf.placeholder(tf.float64, [2])
-        double = exact + exact
-    for soft in (first_soft, not first_soft):
-        with tf.Session(config=tf.ConfigProto(allow_soft_placement=soft)) as session:
-            if soft:
-                assert session.run(double, {exact: [1.0, 2.0]}).tolist() == [2.0, 4.0]
-                continue
-            with pytest.raises(tf.errors.InvalidArgumentError, match="no supported kernel"):
-                session.run(double, {exact: [1.0, 2.0]})
-
-
-def test_what_is_fed_must_fit(tf: Any) -> None:
-    with tf.device(DEVICE):
-        x = tf.placeholder(tf.float32, [2])
-        y = tf.exp(x)
-    with tf.Session() as session:
-        with pytest.raises(ValueError, match="Cannot feed value of shape"):
-            session.run(y, {x: [1.0, 2.0, 3.0]})
-        assert session.run(y, {x: [0.0, 0.0]}).tolist() == [1.0, 1.0]
-    assert clusters_of(tf) == [1]
-
-
-def test_integers_that_an_ipu_cannot_hold_are_refused(tf: Any) -> None:
-    with tf.device(DEVICE):
-        x = tf.placeholder(tf.int64, [None])
-        y = x + x
-    with tf.Session() as session:
-        assert session.run(y, {x: [2, -3]}).tolist() == [4, -6]
-        with pytest.raises(tf.errors.InvalidArgumentError, match="outside of -2147483648"):
-            session.run(y, {x: [1, 2**40]})
-    assert clusters_of(tf) == [1]
-
-
 def test_an_update_happens_once_where_the_host_only_waits_for_it(tf: Any) -> None:
     x = tf.placeholder(tf.float32, [2])
     with tf.device(DEVICE), tf.variable_scope("", use_resource=True):
@@ -318,15 +265,6 @@ def test_operations_whose_values_nobody_takes(tf: Any) -> None:
             assert session.run(fetched, {x: 2.0}) is None
     assert calls == [2.0]
     assert clusters_of(tf) == [1, 1, 1]
-
-
-def test_a_constant_that_an_ipu_cannot_hold_is_the_hosts(tf: Any) -> None:
-    with tf.device(DEVICE):
-        x = tf.placeholder(tf.int64, [None])
-        y = x + tf.constant(2**40, tf.int64)
-    with tf.Session() as session:
-        assert session.run(y, {x: [2]}).tolist() == [2**40 + 2]
-    assert clusters_of(tf) == [0]
 
 
 @pytest.fixture
@@ -379,81 +317,3 @@ def test_old_control_flow_behind_a_device_takes_the_run_to_the_host(tf: Any) -> 
         assert session.run(chosen, {x: 0.0}) == 0.0
         assert session.run(count) == 1.0
     assert clusters_of(tf)[1] == 0
-
-
-def test_colocation_with_the_host_is_the_hosts(tf: Any) -> None:
-    with tf.device(HOST):
-        x = tf.placeholder(tf.float32, [2])
-    with tf.get_default_graph().colocate_with(x), tf.device(DEVICE):
-        y = tf.exp(x)
-    assert "CPU" in y.op.device
-    with tf.device(DEVICE):
-        z = tf.exp(x)
-    with tf.Session() as session:
-        session.run([y, z], {x: [1.0, 2.0]})
-        session.run(y, {x: [1.0, 2.0]})
-    assert clusters_of(tf) == [1, 0]
-
-
-def test_variables_assigned_the_same_tensor_keep_their_own_values(tf: Any) -> None:
-    with tf.device(DEVICE), tf.variable_scope("", use_resource=True):
-        start = tf.constant([1.0, 2.0])
-        one, other = (tf.get_variable(name, initializer=start) for name in ("one", "other"))
-        ups = [tf.assign_add(one, [1.0, 1.0]), tf.assign_add(other, [5.0, 5.0])]
-    with tf.Session() as session:
-        session.run(tf.global_variables_initializer())
-        session.run(ups)
-        assert [v.tolist() for v in session.run([one, other])] == [[2.0, 3.0], [6.0, 7.0]]
-
-
-def test_threads_lose_no_update(tf: Any) -> None:
-    with tf.device(DEVICE), tf.variable_scope("", use_resource=True):
-        count = tf.get_variable("count", [], initializer=tf.zeros_initializer())
-        up = tf.assign_add(count, 1.0)
-    with tf.Session() as session:
-        session.run(tf.global_variables_initializer())
-
-        def run() -> None:
-            for _ in range(20):
-                session.run(up)
-
-        threads = [Thread(target=run) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-        assert session.run(count) == 40.0
-
-
-def test_operations_that_are_added_keep_plans_and_programs_few(tf: Any) -> None:
-    with tf.device(DEVICE):
-        x = tf.placeholder(tf.float32, [None])
-        y = tf.exp(x)
-    with tf.Session() as session:
-        for size in range(1, 20):
-            tf.constant(size)
-            session.run(y, {x: np.zeros(size)})
-    (plan,) = tf.get_default_graph()._ipu_clusters.plans.values()
-    assert len(plan.clusters[0].programs) == 16
-
-
-def test_clusters_of_a_graph_have_names_of_their_own(tf: Any) -> None:
-    with tf.device(DEVICE):
-        x = tf.placeholder(tf.float32, [2])
-        y, z = tf.exp(x), tf.sin(x)
-    with tf.Session() as session:
-        session.run(y, {x: [1.0, 2.0]})
-        session.run(z, {x: [1.0, 2.0]})
-    plans = tf.get_default_graph()._ipu_clusters.plans.values()
-    assert [plan.clusters[0].plan.program.graph.name for plan in plans] == ["cluster_0", "cluster_1"]
-
-
-def test_metadata_of_a_run_of_the_device(tf: Any) -> None:
-    with tf.device(DEVICE), tf.variable_scope("", use_resource=True):
-        count = tf.get_variable("count", [], initializer=tf.zeros_initializer())
-        up = tf.assign_add(count, 1.0)
-    with tf.Session() as session:
-        session.run(tf.global_variables_initializer())
-        metadata = tf.RunMetadata()
-        session.run(up, options=tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE), run_metadata=metadata)
-    assert len(metadata.step_stats.dev_stats) > 0

@@ -1,8 +1,8 @@
 """Every operation of the table against TensorFlow on the CPU: results, gradients, and which inputs have one.
 
-Cases are data (`raw_pointwise`, `raw_forming`, `raw_contractions`, `raw_updates`, `raw_functions`); `comparing` says
-how both sides are computed. An operation without a case fails `test_every_operation_has_a_case`. Random operations are
-compared with the distributions that they draw from.
+Cases are data (`raw_pointwise`, `raw_reductions`, `raw_forming`, `raw_contractions`, `raw_updates`, `raw_functions`);
+`comparing` says how both sides are computed. An operation without a case fails `test_every_operation_has_a_case`.
+Random operations are compared with the distributions that they draw from.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from tests.tensorflow.raw_contractions import CONTRACTIONS
 from tests.tensorflow.raw_forming import FORMING
 from tests.tensorflow.raw_functions import FUNCTIONS
 from tests.tensorflow.raw_pointwise import POINTWISE
+from tests.tensorflow.raw_reductions import REDUCED
 from tests.tensorflow.raw_updates import UPDATES
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed"
 )
 TESTS = Path(__file__).resolve().parents[1]
-CASES: list[RawCase] = [*POINTWISE, *FORMING, *CONTRACTIONS, *UPDATES, *FUNCTIONS]
+CASES: list[RawCase] = [*POINTWISE, *REDUCED, *FORMING, *CONTRACTIONS, *UPDATES, *FUNCTIONS]
 _HERE, _SDK = "tensorflow/test_every_operation.py::", "tensorflow/test_sdk_operations.py::"
 ELSEWHERE = {
     "Const": _HERE + "test_it_computes_what_tensorflow_does",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from tests.tensorflow.test_keras_pipelines import staged_sequential
+from tests.tensorflow.staged_models import staged_sequential
 from tests.tensorflow.test_keras_rules import (
     POINTS,
     TARGETS,

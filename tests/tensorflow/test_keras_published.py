@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from tests.tensorflow.test_keras_pipelines import staged_sequential
+from tests.tensorflow.staged_models import staged_sequential
 from tests.tensorflow.test_keras_rules import POINTS, TARGETS, WEIGHTS, close, linear, trained
 from tests.tensorflow.test_keras_rules import one_ipu as one_ipu
 from tests.tensorflow.test_keras_rules import two_replicas as two_replicas
