@@ -3,7 +3,8 @@
     python benchmarks/summary.py [--json FILE] [--markdown docs/side-by-side.md] [--repeats N] [--only SCRIPT,...]
     python benchmarks/summary.py --check benchmarks/data/side-by-side.json
 
-Each figure is podrun's time over a peer's in the same run; 1 is equal, less is faster. The scripts that measure them
+Each figure is podrun's time over a peer's in the same run, or over a number of seconds that it is to stay under; 1 is
+equal, less is faster. The scripts that measure them
 run ``--repeats`` times one after the other; the page gives median, least and greatest. ``--markdown`` writes the page
 and, beside it, ``pictures/NAME.svg``.
 
@@ -22,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -39,13 +40,18 @@ LEAST, GREATEST = 0.25, 4.0
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """A figure: the script that measures it, the keys that lead to it in what the script writes, words, and its aim."""
+    """A figure: the script that measures it, the keys that lead to it in what the script writes, words, and its aim.
+
+    ``script`` is a key of ``ARGUMENTS`` or a file's name. ``seconds``: what the figure is divided by, if the script
+    writes seconds.
+    """
 
     script: str
     keys: tuple[str, ...]
     what: str
     peer: str
     aim: float
+    seconds: float = 1.0
 
     @property
     def name(self) -> str:
@@ -57,10 +63,20 @@ class Ratio:
         value: Any = document
         for key in self.keys:
             value = value.get(key) if isinstance(value, Mapping) else None
-        return float(value) if isinstance(value, (int, float)) else None
+        return float(value) / self.seconds if isinstance(value, (int, float)) else None
+
+
+def within(script: str, key: str, what: str, seconds: float) -> Ratio:
+    """A figure of seconds beside what it may take at most."""
+    return Ratio(script, (key,), what, f"{seconds:g} s", 1.0, seconds)
 
 
 TRAINED = {"resnet18": 1.05, "mobilenet": 1.05}
+TENSORFLOW = {
+    "resnet18": "ResNet-18, training step",
+    "bert_tiny": "BERT tiny, training step",
+    "mlp": "784-512-512-10, batch 128",
+}
 INFERRED = (
     *("squeezenet", "inception_v2", "resnet50", "shufflenet", "densenet121", "vgg19"),
     *("inception_v1", "bvlc_alexnet", "zfnet512"),
@@ -80,6 +96,12 @@ RATIOS = (
     Ratio(
         "step_time", ("step_vs_plain_jax",), "784-512-512-10, 16 replicas, launched", "JAX, one process", 1.1
     ),
+    Ratio("tensorflow_step", ("geometric_mean_ratio",), "TensorFlow, three steps, mean", "TensorFlow", 1.2),
+    *(
+        Ratio("tensorflow_step", (f"{name}_ratio",), f"TensorFlow {what}", "TensorFlow", 1.8)
+        for name, what in TENSORFLOW.items()
+    ),
+    Ratio("tensorflow_step", ("mlp16_ratio",), "the same, 16 replicas", "TensorFlow, one process", 1.3),
     *(
         Ratio("train_step", ("networks", name, "ratio"), f"ONNX {name}, training step", "torch", aim)
         for name, aim in TRAINED.items()
@@ -100,15 +122,28 @@ RATIOS = (
         2.0,
     ),
     Ratio("recording", ("recording_ratio",), "a step that is recorded", "one that is not", 1.02),
+    within("launch_time", "cold_s", "`podrun` to the first step, cold", 3.0),
+    within("launch_time", "warm_s", "the same beside a server", 1.5),
+    within(
+        "poptorch_prepare", "bert_base_cached_cpu_s", "PopTorch BERT-base prepared again (processor)", 2.5
+    ),
+    within("tensorflow_step", "first_step_cold_s", "TensorFlow MNIST to its first step, cold", 5.0),
+    within("tensorflow_step", "first_step_cached_s", "the same from caches", 2.0),
+    within("tensorflow_step", "trace_resnext101_s", "TensorFlow ResNeXt-101, traced", 3.0),
 )
 ARGUMENTS = {
     "poptorch_step": ("--rounds", "3"),
+    "poptorch_prepare": ("--prepare", "--match", "bert_base"),
+    "tensorflow_step": ("--rounds", "5"),
+    "launch_time": ("--repeats", "1"),
     "train_step": ("--torch-python", sys.executable, "--rounds", "4"),
     "onnx_inference": ("--repeats", "4"),
     "pipeline": ("--rounds", "3"),
     "data_loader_start": ("--workers", "8", "--rounds", "5"),
 }
 """Fewer turns than a script takes by itself, and only what is shown: this page repeats the scripts."""
+FILES = {"poptorch_prepare": "poptorch_step"}
+"""Scripts by their file's name, where one file measures two things."""
 
 
 def main() -> int:
@@ -129,32 +164,38 @@ def main() -> int:
     if options.check:
         return check(json.loads(options.check.read_text(encoding="utf-8")), wanted)
     source: Path | None = options.source
-    record = (
+    records = (
         repeated(wanted, options.repeats, smaller=options.smaller)
         if source is None
-        else json.loads(source.read_text(encoding="utf-8"))
+        else [json.loads(source.read_text(encoding="utf-8"))]
     )
+    for record in records:
+        write(record, options.json, options.markdown)
     print("\n".join(lines_of(record)))
-    if options.json:
-        options.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    if options.markdown:
-        picture_file = options.markdown.parent / "pictures" / f"{options.markdown.stem}.svg"
-        picture_file.parent.mkdir(exist_ok=True)
-        picture_file.write_text(picture(record["ratios"]), encoding="utf-8")
-        options.markdown.write_text(page(record, picture_file.name), encoding="utf-8")
     return 0
 
 
-def repeated(wanted: Sequence[Ratio], repeats: int, *, smaller: bool) -> dict[str, Any]:
-    """The record of several runs."""
+def write(record: Mapping[str, Any], json_file: Path | None, markdown_file: Path | None) -> None:
+    """The record, and its page with the picture beside it."""
+    if json_file:
+        json_file.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    if markdown_file:
+        picture_file = markdown_file.parent / "pictures" / f"{markdown_file.stem}.svg"
+        picture_file.parent.mkdir(exist_ok=True)
+        picture_file.write_text(picture(record["ratios"]), encoding="utf-8")
+        markdown_file.write_text(page(record, picture_file.name), encoding="utf-8")
+
+
+def repeated(wanted: Sequence[Ratio], repeats: int, *, smaller: bool) -> Iterator[dict[str, Any]]:
+    """The record after each of several runs, so that one that is ended early keeps what it measured."""
     load = os.getloadavg()[0]
     values: dict[str, list[float]] = {}
     seconds: dict[str, float] = {}
-    for _ in range(repeats):
+    for run in range(repeats):
         for name, value in measured(wanted, smaller=smaller, seconds=seconds).items():
             values.setdefault(name, []).append(value)
-    took = {script: round(total / repeats, 1) for script, total in seconds.items()}
-    return {"host": host(), "load_before": load, "seconds_of_a_run": took, "ratios": values}
+        took = {script: round(total / (run + 1), 1) for script, total in seconds.items()}
+        yield {"host": host(), "load_before": load, "seconds_of_a_run": took, "ratios": values}
 
 
 def measured(
@@ -169,7 +210,7 @@ def measured(
     for script in dict.fromkeys(ratio.script for ratio in wanted):
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder, "figures.json")
-            path = Path(__file__).parent / f"{script}.py"
+            path = Path(__file__).parent / f"{FILES.get(script, script)}.py"
             short = ("--short",) if smaller else ()
             words = [sys.executable, str(path), "--json", str(file), *ARGUMENTS.get(script, ()), *short]
             started = time.monotonic()
@@ -245,9 +286,10 @@ def page(record: Mapping[str, Any], picture_name: str) -> str:
         (
             "# Side by side",
             "",
-            "podrun's time over that of the library it is compared with, in turns in the same run: 1 is equal, less is",
-            "faster. Written by `python benchmarks/summary.py --json benchmarks/data/side-by-side.json --markdown",
-            "docs/side-by-side.md`; [Benchmarks](benchmarks.md) says how each figure is measured and where time goes.",
+            "podrun's time over that of the library it is compared with, in turns in the same run, or over the seconds",
+            "that it may take: 1 is equal, less is faster. Written by `python benchmarks/summary.py --json",
+            "benchmarks/data/side-by-side.json --markdown docs/side-by-side.md`; [Benchmarks](benchmarks.md) says how",
+            "each figure is measured and where time goes.",
             "",
             f"Runs: up to {runs}. Host: {record['host']}{load}.{took_words}",
             "",
