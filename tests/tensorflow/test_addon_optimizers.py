@@ -32,6 +32,10 @@ GRADIENTS = [_random.randn(4, 3).astype(np.float32) for _ in range(6)]
 START = _random.randn(4, 3).astype(np.float32)
 
 
+def plus_tenth(pairs):
+    return [(g + 0.1, v) for g, v in pairs]
+
+
 def updated(make: Callable[[], object], count: int = 6) -> np.ndarray:
     """A variable after updates with `GRADIENTS` on the IPU."""
     import tensorflow as tf
@@ -117,6 +121,35 @@ def test_an_accumulating_optimizer(method: str) -> None:
         KerasGradientAccumulation(None, 3)
 
 
+def test_an_accumulating_optimizer_clips_each_gradient() -> None:
+    """As in the SDK, whose wrapper accumulates where the wrapped optimizer applies what it has transformed."""
+    import tf_keras
+
+    from podrun.tensorflow.addons.accumulating_wrappers import KerasGradientAccumulation
+
+    sgd = tf_keras.optimizers.legacy.SGD
+
+    def expected(one: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+        return START - 0.1 * sum(one(gradient.astype(float)) for gradient in GRADIENTS)
+
+    for options, one in (
+        ({"clipvalue": 0.5}, lambda g: np.clip(g, -0.5, 0.5)),
+        ({"clipnorm": 1.0}, lambda g: g / max(1.0, np.linalg.norm(g))),
+        ({"gradient_transformers": [plus_tenth]}, lambda g: g + 0.1),
+    ):
+        mine = updated(lambda o=options: KerasGradientAccumulation(sgd(0.1, **o), 3))
+        np.testing.assert_allclose(mine, expected(one), rtol=1e-5, atol=1e-5)
+
+    class Reversed(sgd):  # type: ignore[misc]
+        def _transform_gradients(self, pairs):
+            return super()._transform_gradients([(-g, v) for g, v in pairs])
+
+    mine = updated(lambda: KerasGradientAccumulation(Reversed(0.1, clipvalue=0.5), 3))
+    np.testing.assert_allclose(mine, expected(lambda g: np.clip(-g, -0.5, 0.5)), rtol=1e-5, atol=1e-5)
+    alone = sgd(0.1)
+    assert KerasGradientAccumulation(alone, 1) is alone
+
+
 def test_wrapped_optimizers_may_have_updates_of_their_own() -> None:
     """Their ``apply_gradients`` names its arguments as it likes, and need not take all of Keras'."""
     import tf_keras
@@ -149,9 +182,6 @@ def test_wrappers_of_old_sdks_work_on_gradients_just_before_the_update() -> None
         KerasMapGradient,
     )
     from podrun.tensorflow.addons.loss_scaling import ALSOptimizer
-
-    def plus_tenth(pairs):
-        return [(g + 0.1, v) for g, v in pairs]
 
     def wrapped():
         inner = tf_keras.optimizers.legacy.SGD(0.1, momentum=0.5, gradient_transformers=[plus_tenth])
@@ -217,7 +247,7 @@ def test_automatic_loss_scaling() -> None:
 
 
 def test_automatic_loss_scaling_of_accumulated_gradients() -> None:
-    """The factor changes with the updates, so the gradients of one have been scaled alike."""
+    """The factor may change with each mini-batch, as in the SDK: what is accumulated is divided by it before."""
     import tensorflow as tf
     import tf_keras
 
@@ -239,10 +269,24 @@ def test_automatic_loss_scaling_of_accumulated_gradients() -> None:
         tf.distribute.get_strategy().run(step, args=[tf.constant(size)])
         factors.append(float(scaling.loss_scaling_factor.numpy()))
         values.append(float(variable.numpy()[0]))
-    assert factors == [4, 8, 8, 16]
+    assert factors == [8, 16, 32, 64]
     np.testing.assert_allclose(values, [1, 1 - 0.1 * 3, 1 - 0.1 * 3, 1 - 0.1 * 10], atol=2e-3)
+    counting = ALSOptimizer(
+        tf_keras.optimizers.legacy.SGD(0.1), update_frequency=64, captured_grads_only=True
+    )
+    around = ALSGradientAccumulationOptimizer(counting, 2)
+
+    @tf.function
+    def captured() -> None:
+        gradient = tf.ones(3, tf.float16)
+        around.apply_gradients([(gradient[:2], variable)], captured_grads={"a": gradient})
+
+    for _ in range(3):
+        tf.distribute.get_strategy().run(captured)
+    assert counting.histogram.numpy().tolist() == [9, 0]
+    assert (int(counting.update_counter.numpy()), int(counting.iterations.numpy())) == (3, 1)
     unscaled = optimizer.get_unscaled_gradients([tf.constant(32.0), None])
-    assert [None if g is None else float(g) for g in unscaled] == [2, None]
+    assert [None if g is None else float(g) for g in unscaled] == [0.5, None]
     with pytest.raises(ValueError, match="must only wrap an instance of ALSOptimizer"):
         ALSGradientAccumulationOptimizer(tf_keras.optimizers.legacy.SGD(0.1), 2)  # type: ignore[arg-type]
 

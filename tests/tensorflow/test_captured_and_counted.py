@@ -92,12 +92,14 @@ def test_a_pipeline_gives_captured_gradients_to_their_outfeed(ipu: Any, strategy
         ({}, np.sum),
         ({"gradient_accumulation_reduction_method": "mean"}, np.mean),
         ({"gradient_accumulation_for_captured_grads": False}, lambda losses: losses[-1]),
+        (None, np.sum),
     ],
-    ids=["sum", "mean", "last"],
+    ids=["sum", "mean", "last", "alone"],
 )
-def test_captured_gradients_of_a_pipeline_of_keras_accumulate(
-    strategy: Any, options: dict[str, Any], reduced: Any
+def test_captured_gradients_of_keras_accumulate(
+    ipu: Any, strategy: Any, options: dict[str, Any] | None, reduced: Any
 ) -> None:
+    """In a pipeline, and without one, where the loop of steps accumulates."""
     import tensorflow as tf
     import tf_keras
 
@@ -120,8 +122,12 @@ def test_captured_gradients_of_a_pipeline_of_keras_accumulate(
             layers.Dense(2, kernel_initializer="ones", input_shape=(3,)),
             CaptureUpstreamGradients(layers.Dense(1, kernel_initializer="ones"), tag="t"),
         ])  # fmt: skip
-        model.set_pipeline_stage_assignment([0, 1])
-        model.set_pipelining_options(4, **options)
+        if options is None:
+            ipu.config.IPUConfig().configure_ipu_system()
+            model.set_gradient_accumulation_options(4)
+        else:
+            model.set_pipeline_stage_assignment([0, 1])
+            model.set_pipelining_options(4, **options)
         optimizer = Capturing(0.0)
         optimizer.place, optimizer.totals = tf.Variable(0), tf.Variable(tf.zeros(2))
         model.compile(optimizer, "mse", steps_per_execution=8)

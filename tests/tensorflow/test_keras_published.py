@@ -280,6 +280,21 @@ def test_doubles_are_refused_where_nothing_converts_them(one_ipu: None) -> None:
             base_layer_utils.enable_v2_dtype_behavior()
 
 
+@pytest.mark.parametrize("second", [False, True])
+def test_accumulated_gradients_are_clipped_once_or_at_each_step(two_replicas: None, second: bool) -> None:
+    """Each step, with the wrapper of Keras that ``use_v2_gradient_accumulation_optimizer`` asks for; else their sum."""
+    from tensorflow import keras
+
+    model = keras.Sequential(
+        [keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros", input_shape=(1,))]
+    )
+    model.compile(keras.optimizers.SGD(1.0, clipvalue=1.5), lambda y, p: p * y, steps_per_execution=2)
+    model.set_gradient_accumulation_options(2, use_v2_gradient_accumulation_optimizer=second)
+    slopes = np.array([[0.5], [0.25], [2.0], [3.0]], np.float32)  # Of two steps of two replicas.
+    model.fit(np.ones((4, 1), np.float32), slopes, batch_size=1, shuffle=False, verbose=0)
+    assert model.get_weights()[0].item() == (-0.75 - 1.5 if second else -1.5)
+
+
 def test_optimizers_of_version_1_accumulate(two_replicas: None) -> None:
     import tensorflow as tf
 

@@ -115,8 +115,16 @@ def inner_optimizer(opt: object, custom_objects: Mapping[str, object]) -> object
 
 class KerasGradientAccumulation(WrappedOptimizer):
     """``GradientAccumulationOptimizer``: the wrapped optimizer updates once for ``num_mini_batches`` gradients, with
-    their sum or mean, summed over replicas.
+    their sum or mean, summed over replicas. It clips and transforms each of them. For one gradient it is the wrapped
+    optimizer itself.
     """
+
+    def __new__(
+        cls, opt: Optimizer, num_mini_batches: int, *_: object, **__: object
+    ) -> KerasGradientAccumulation:
+        """The wrapper, or the wrapped optimizer where nothing accumulates."""
+        whole: KerasGradientAccumulation = super().__new__(cls)
+        return opt if num_mini_batches == 1 and isinstance(opt, Optimizer) else whole
 
     def __init__(
         self,
@@ -144,7 +152,9 @@ class KerasGradientAccumulation(WrappedOptimizer):
             "replicated_optimizer_state_sharding": bool(ThreeState.read(replicated_optimizer_state_sharding)),
         }
         check_sharded_state(storage)
-        self._accumulation = Accumulation(num_mini_batches, reduction_method, dtype, storage)
+        self._accumulation = Accumulation(
+            num_mini_batches, reduction_method, dtype, storage, transforms_each=True
+        )
 
     def apply_gradients(
         self,

@@ -20,7 +20,11 @@ from podrun.tensorflow.addons.accumulating_wrappers import (
     inner_optimizer,
 )
 from podrun.tensorflow.addons.loss_scaling import ALSOptimizer
-from podrun.tensorflow.keras.accumulating_optimizers import accumulated_update
+from podrun.tensorflow.keras.accumulating_optimizers import (
+    accumulated_update,
+    takes_reduced,
+    wrapped_update,
+)
 from podrun.tensorflow.sdk.carried_state import capture_upstream_gradients
 from podrun.tensorflow.sdk.gradient_accumulation import GradientPairs
 
@@ -158,7 +162,9 @@ class ALSOptimizerRMSProp(_ScaledUpdate):
 
 
 class ALSGradientAccumulationOptimizer(KerasGradientAccumulation):
-    """Gradients of scaled losses are accumulated; the `ALSOptimizer` updates with them and changes its factor."""
+    """Each mini-batch's gradients, and those that layers captured, are counted by the `ALSOptimizer`, which may change
+    its factor then, as in the SDK. The unscaled gradients are accumulated for the optimizer in it.
+    """
 
     def __init__(
         self, als_optimizer: ALSOptimizer, num_mini_batches: int, *args: object, **kwargs: object
@@ -188,9 +194,19 @@ class ALSGradientAccumulationOptimizer(KerasGradientAccumulation):
         name: str | None = None,
         experimental_aggregate_gradients: bool = True,
     ) -> object:
-        """Accumulate, and update when the gradients are complete."""
-        update = functools.partial(self.als_optimizer.apply_gradients, captured_grads=captured_grads)
-        return accumulated_update(self._opt, self._accumulation, grads_and_vars, update)
+        """Count, change the factor when it is due, accumulate, and update when the gradients are complete."""
+        scaling, inner = self.als_optimizer, self.als_optimizer._opt
+        pairs, counts = scaling.unscaled_and_counted(grads_and_vars, dict(captured_grads or {}))
+        with tf.control_dependencies([tf.identity(g) for g, _ in pairs]):
+            changed = scaling.changed_scale(*counts)
+        done = accumulated_update(
+            inner,
+            self._accumulation,
+            pairs,
+            functools.partial(wrapped_update, inner),
+            reduces_itself=not takes_reduced(inner),
+        )
+        return tf.group(changed, done)
 
     def get_scaled_loss(self, loss: tf.Tensor) -> tf.Tensor:
         """The loss times the factor."""

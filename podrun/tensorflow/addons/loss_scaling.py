@@ -255,18 +255,23 @@ class ALSOptimizer(WrappedOptimizer):
         captured_grads: Mapping[str, tf.Tensor],
         experimental_aggregate_gradients: bool = True,
     ) -> object:
+        pairs, counts = self.unscaled_and_counted(grads_and_vars, captured_grads)
+        done = wrapped_update(
+            self._opt, pairs, experimental_aggregate_gradients=experimental_aggregate_gradients
+        )
+        dependencies = [done] if isinstance(done, (tf.Operation, tf.Tensor)) else []
+        with tf.control_dependencies(dependencies):
+            return self.changed_scale(*counts)
+
+    def unscaled_and_counted(
+        self, grads_and_vars: GradientPairs, captured_grads: Mapping[str, tf.Tensor]
+    ) -> tuple[GradientPairs, tuple[tf.Tensor, tf.Tensor]]:
+        """The unscaled gradients with their variables, and the counts of the scaled ones and of captured ones."""
         pairs = [(g, v) for g, v in grads_and_vars if g is not None]
         grads = self.get_unscaled_gradients([g for g, _ in pairs])
         own = self._counted([] if self.captured_grads_only else [g for g, _ in pairs])
         counts = own, self._counted(tf.nest.flatten(captured_grads))
-        done = wrapped_update(
-            self._opt,
-            list(zip(grads, [v for _, v in pairs], strict=True)),
-            experimental_aggregate_gradients=experimental_aggregate_gradients,
-        )
-        dependencies = [done] if isinstance(done, (tf.Operation, tf.Tensor)) else []
-        with tf.control_dependencies(dependencies):
-            return self._changed(*counts)
+        return list(zip(grads, [v for _, v in pairs], strict=True)), counts
 
     def _counted(self, grads: Sequence[tf.Tensor]) -> tf.Tensor:
         """The values of gradients in float16 up to the edge, and all others: those above it and those that are NaN."""
@@ -278,7 +283,7 @@ class ALSOptimizer(WrappedOptimizer):
                 below, above = below + count, above + (tf.cast(tf.size(gradient), tf.float32) - count)
         return tf.stack([below, above])
 
-    def _changed(self, counts: tf.Tensor, captured: tf.Tensor) -> tf.Operation:
+    def changed_scale(self, counts: tf.Tensor, captured: tf.Tensor) -> tf.Operation:
         """Change the factor when it is due. The filter passes ``1 - lpf_alpha`` of each count, but all of what is
         captured in the call that changes the factor, as in the SDK.
         """

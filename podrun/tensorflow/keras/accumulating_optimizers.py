@@ -242,7 +242,8 @@ def accumulated_update(
     reduces_itself: bool = False,
 ) -> object:
     """Accumulate the gradients of this step, and call ``update`` with the sums over replicas when they are complete,
-    or with this replica's if it ``reduces_itself``, which ``experimental_aggregate_gradients`` tells it. A program
+    or with this replica's if it ``reduces_itself``, which ``experimental_aggregate_gradients`` tells it. Where the
+    accumulation says so, the gradients of each step are summed over replicas, clipped and transformed before. A program
     whose iterations are mini-batches is modelled as so many of them to an update, unless it is a pipeline.
     """
     if not getattr(tf.distribute.get_strategy(), "adds_reductions", True):
@@ -260,14 +261,54 @@ def accumulated_update(
         _ = optimizer.iterations
         if not isinstance(optimizer, _version_1()):
             optimizer._create_all_weights([v for _, v in pairs])
+    transformed = accumulation.transforms_each and _transforms(optimizer)
+    if transformed:
+        pairs = optimizer._transform_unaggregated_gradients(pairs)
+        pairs = optimizer._transform_gradients(optimizer._aggregate_gradients(pairs))
+    summed = reduces_itself or transformed
 
     def total(gradient: tf.Tensor) -> tf.Tensor:
-        return gradient if reduces_itself else reduced_over_replicas(tf.distribute.ReduceOp.SUM, gradient)
+        return gradient if summed else reduced_over_replicas(tf.distribute.ReduceOp.SUM, gradient)
 
     def now(ready: GradientPairs) -> object:
-        return update(ready, experimental_aggregate_gradients=reduces_itself)
+        with _leaving_gradients(optimizer) if transformed else contextlib.nullcontext():
+            return update(ready, experimental_aggregate_gradients=reduces_itself and not transformed)
 
     return accumulation.apply(pairs, now, total)
+
+
+_TRANSFORMS = ("_transform_unaggregated_gradients", "_transform_gradients")
+"""What an optimizer of Keras does with gradients before the sum over replicas, and after it."""
+
+
+def _transforms(optimizer: Optimizer) -> bool:
+    """Whether an optimizer, or the one that it wraps, clips gradients or transforms them in another way. One that
+    scales losses does so after it has divided them by the factor, in the update.
+    """
+    if hasattr(optimizer, "get_scaled_loss"):
+        return False
+    while (inner := getattr(optimizer, "_opt", None)) is not None:
+        optimizer = inner
+    options = ("clipvalue", "clipnorm", "global_clipnorm")
+    if any(getattr(optimizer, name, None) is not None for name in options):
+        return True
+    own = any(of_program(getattr(optimizer, name, None)) for name in _TRANSFORMS)
+    return own or bool(getattr(optimizer, "gradient_transformers", None))
+
+
+@contextlib.contextmanager
+def _leaving_gradients(optimizer: Optimizer) -> Iterator[None]:
+    """While an optimizer, or the one that it wraps, takes gradients as they are."""
+    while (inner := getattr(optimizer, "_opt", None)) is not None:
+        optimizer = inner
+    for name in _TRANSFORMS:
+        object.__setattr__(optimizer, name, lambda pairs: pairs)
+    try:
+        with reduced_already():
+            yield
+    finally:
+        for name in _TRANSFORMS:
+            object.__delattr__(optimizer, name)
 
 
 def takes_reduced(optimizer: Optimizer) -> bool:

@@ -81,6 +81,8 @@ class ModelOptions:
     accumulation_steps: int | None = None
     reduction: GradientAccumulationReductionMethod = GradientAccumulationReductionMethod.SUM
     accumulation_arguments: Mapping[str, object] = field(default_factory=dict)
+    transforms_each: bool = False
+    """Whether the optimizer clips the gradients of each step (``use_v2_gradient_accumulation_optimizer``)."""
     pipeline_steps: int | None = None
     device_mapping: list[int] | None = None
     accumulates_outfeed: bool = False
@@ -103,7 +105,14 @@ class ModelOptions:
         if not self.accumulation_steps:
             return None
         arguments = self.accumulation_arguments
-        return Accumulation(self.accumulation_steps, self.reduction, arguments.get("dtype"), arguments)
+        return Accumulation(
+            self.accumulation_steps,
+            self.reduction,
+            arguments.get("dtype"),
+            arguments,
+            sums_captured=True,
+            transforms_each=self.transforms_each,
+        )
 
     def pipeline_accumulation(self) -> Accumulation:
         """The accumulation of a pipeline, which `set_pipelining_options` has to have set. ValueError otherwise."""
@@ -193,6 +202,7 @@ class ModelExtension:
         steps = _checked_steps(gradient_accumulation_steps_per_replica)
         options.reduction = reduction
         options.accumulation_arguments = gradient_accumulation_optimizer_kwargs
+        options.transforms_each = use_v2_gradient_accumulation_optimizer
         options.accumulation_steps = options.accumulation_steps if steps is None else steps
         options.version += 1
 

@@ -59,6 +59,7 @@ class Accumulation:
     """Accumulators for one optimizer. ``count``: gradients of an update, a number or a tensor. ``dtype``: of the
     accumulators, or a function of a variable; None: the variable's. ``storage``: options that say where the optimizer's
     state is kept. ``sums_captured``: whether gradients that layers capture are reduced as well (`captured`).
+    ``transforms_each``: whether an optimizer of Keras clips and transforms the gradients of each iteration.
     """
 
     def __init__(
@@ -69,12 +70,13 @@ class Accumulation:
         storage: Mapping[str, object] | None = None,
         *,
         sums_captured: bool = False,
+        transforms_each: bool = False,
     ) -> None:
         if isinstance(count, int) and count < 1:
             raise ValueError(f"The number of mini-batches must be >= 1, not {count}.")
         self.count, self.method = count, GradientAccumulationReductionMethod.parse(method)
         self.storage = storage or {}
-        self.sums_captured = sums_captured
+        self.sums_captured, self.transforms_each = sums_captured, transforms_each
         self._dtype = dtype
         self._counter: tf.Variable | None = None
         self._sums: dict[int, tf.Variable] = {}
