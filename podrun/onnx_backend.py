@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ import onnx
 from onnx.backend.base import Backend, BackendRep
 
 from podrun.core.errors import PodrunError, UnsupportedError, UsageError
+from podrun.core.quick_dataclass import dataclass
 from podrun.device.xla.clients import SHARED_BY, AlignedInputs, device_for, on_one_thread_device, own_settings
 from podrun.device.xla.network_programs import network_program
 from podrun.device.xla.networks import join_networks

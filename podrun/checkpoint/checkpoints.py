@@ -8,7 +8,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
@@ -20,6 +19,7 @@ from podrun.checkpoint.policy import CheckpointPolicy, Spacing, WriteMode
 from podrun.checkpoint.values import CheckpointError, DamagedCheckpointError, decode_values, encode_values
 from podrun.core.environment import PODRUN_LAUNCH_ID, POPDIST_NUM_TOTAL_REPLICAS, environment
 from podrun.core.executable import Array
+from podrun.core.quick_dataclass import dataclass
 from podrun.faults import program_faults
 from podrun.record.recorder import process_recorder
 

@@ -18,7 +18,6 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
@@ -28,6 +27,7 @@ from podrun.checkpoint.values import DTYPES, CheckpointError, DamagedCheckpointE
 from podrun.core.documents import parse_json
 from podrun.core.errors import ConfigError
 from podrun.core.executable import Array, numpy_dtype
+from podrun.core.quick_dataclass import dataclass
 from podrun.faults import ProgramFaults
 
 MAGIC = b"podrun checkpoint 1\n"

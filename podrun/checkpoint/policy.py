@@ -10,10 +10,10 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from podrun.core.errors import UsageError
+from podrun.core.quick_dataclass import dataclass
 
 
 class Spacing(enum.Enum):

@@ -28,10 +28,10 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from podrun.collectives.group import within_limits
+from podrun.core.quick_dataclass import dataclass
 from podrun.core.tls import Credentials
 
 _NUMBER, _PROOF = 16, 32

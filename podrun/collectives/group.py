@@ -27,13 +27,13 @@ import contextlib
 import enum
 import errno
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
 from podrun.core.errors import DeadlineError, ServiceError, UsageError
 from podrun.core.executable import Array, Reduction, numpy_dtype
+from podrun.core.quick_dataclass import dataclass
 
 
 class RankLostError(ServiceError):

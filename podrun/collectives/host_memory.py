@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import numpy as np
@@ -34,6 +33,7 @@ from podrun.collectives.group import (
 )
 from podrun.collectives.linux import Futex, address_of, create_region, open_region, whole_pages
 from podrun.core.executable import Array, Reduction, numpy_dtype
+from podrun.core.quick_dataclass import dataclass
 from podrun.core.shared_region import SharedRegion
 
 

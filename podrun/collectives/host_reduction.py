@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -30,6 +29,7 @@ from podrun.collectives.mesh import Mesh
 from podrun.collectives.tcp_link import FrameKind, LinkFrame, RankLink
 from podrun.core.executable import Array, Reduction
 from podrun.core.layout import slice_of
+from podrun.core.quick_dataclass import dataclass
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import contextlib
 import multiprocessing
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from podrun.collectives.group import Group
 from podrun.collectives.rendezvous import create, join_group
 from podrun.core.errors import UsageError
 from podrun.core.executable import Array, Reduction, numpy_dtype
+from podrun.core.quick_dataclass import dataclass
 
 OPERATIONS = (
     "all_reduce",

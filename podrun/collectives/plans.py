@@ -14,7 +14,7 @@ All take values in rank order, so all give the same bits.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from podrun.collectives.board import GroupBoard
 from podrun.collectives.group import ByteArray, as_bytes
 from podrun.core.executable import Array, Reduction
 from podrun.core.layout import slice_of
+from podrun.core.quick_dataclass import dataclass
 
 POSTED_BYTES = 16 * 1024
 """Bytes of a rank's posting row: the largest vector for `posting_plan`."""

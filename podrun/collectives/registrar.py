@@ -27,7 +27,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from podrun.collectives.barrier import label_text
@@ -41,6 +41,7 @@ from podrun.collectives.group import (
 )
 from podrun.collectives.tcp_link import listen
 from podrun.core.error_codec import error_to_dict
+from podrun.core.quick_dataclass import dataclass
 from podrun.core.tls import credentials
 
 _MAX_LINE = 4 * 1024 * 1024

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -32,6 +31,7 @@ from podrun.collectives.group import (
 from podrun.collectives.host_memory import HostMemory, MappedArena, MessageChannel, channel_bytes, reducible
 from podrun.core.executable import Array, Reduction
 from podrun.core.layout import slice_of
+from podrun.core.quick_dataclass import dataclass
 
 _BARRIER = label("barrier")
 _NO_TURN = nullcontext()

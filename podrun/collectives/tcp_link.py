@@ -18,12 +18,12 @@ import sys
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass
 
 import numpy as np
 
 from podrun.collectives.barrier import LABEL_BYTES
 from podrun.collectives.group import ByteArray, RankLostError, RankMissingError
+from podrun.core.quick_dataclass import dataclass
 
 NEAR = 15e-6
 """Round trip in seconds below which small buffers do not slow a connection: 128 KiB per 15 us are 9 GB/s. Between

@@ -22,10 +22,11 @@ from __future__ import annotations
 
 import enum
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from podrun.core.cluster import IPUS_PER_MACHINE, MAX_ILD_IPUS
 from podrun.core.errors import UsageError
+from podrun.core.quick_dataclass import dataclass
 
 EFFICIENCY = 0.85
 """Usable share of a link's raw rate. Source: the model that poplibs tests several IPUs with (graphcore/poplibs,

@@ -8,7 +8,6 @@ import os
 import runpy
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from traceback import walk_tb
@@ -31,6 +30,7 @@ from podrun.core.environment import (
     environment,
 )
 from podrun.core.errors import UsageError
+from podrun.core.quick_dataclass import dataclass
 from podrun.core.shadowing import check_script_name
 from podrun.core.terminal import show_error
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 import difflib
 import enum
 from collections.abc import Collection
-from dataclasses import dataclass
 
 from podrun.compiler.program import AnchorSpec, Program, joint
 from podrun.core.errors import UnimplementedError, UsageError
 from podrun.core.executable import Retrieval
 from podrun.core.names import GRADIENT_ANCHOR, NORM_ANCHOR, REDUCED_ANCHOR, UPDATED_ANCHOR
+from podrun.core.quick_dataclass import dataclass
 
 _LATER = ("Accum___",)
 """Prefixes that PopART has and for which the compiler does not give a value yet."""

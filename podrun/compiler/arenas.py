@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from podrun.compiler.extra_state import (
@@ -34,6 +34,7 @@ from podrun.core.errors import UnimplementedError, UsageError
 from podrun.core.executable import Arena, ArenaMember, TensorSpec, Variable, VariableRole
 from podrun.core.layout import Layout
 from podrun.core.names import REDUCED_ANCHOR, gradient_buffer
+from podrun.core.quick_dataclass import dataclass
 
 ALIGNMENT = 64
 """Elements. 64 bytes are what XLA:CPU wants to use host memory without a copy; elements have at least one byte."""

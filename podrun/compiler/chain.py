@@ -12,7 +12,7 @@ into their arenas. Statistics of all gradients go the same way. Every replica co
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -29,6 +29,7 @@ from podrun.compiler.segments import PieceSegment, Placement, split_at_places
 from podrun.core.errors import UnsupportedError, UsageError
 from podrun.core.layout import Layout
 from podrun.core.names import CROSSING, INPUT, KEYS, RETURNED, gradient_buffer, statistics_buffer
+from podrun.core.quick_dataclass import dataclass
 from podrun.costmodel.splitting import Spot
 from podrun.costmodel.target import IPUS_PER_MACHINE
 

@@ -8,7 +8,6 @@ a chunk, and the piece that prepares anchors of what an update wrote.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -36,6 +35,7 @@ from podrun.core.names import (
     input_buffer,
     statistics_buffer,
 )
+from podrun.core.quick_dataclass import dataclass
 
 
 def updated_piece(number: int) -> str:

@@ -17,7 +17,7 @@ the program.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import jax
@@ -48,6 +48,7 @@ from podrun.core.errors import InternalError
 from podrun.core.executable import REPLICA_OFFSET, AllGather, AllReduce, Arena, Compute, Instruction, Variable
 from podrun.core.layout import Layout
 from podrun.core.names import EXCHANGE, SLICE, WHOLE
+from podrun.core.quick_dataclass import dataclass
 from podrun.costmodel.splitting import Spot
 from podrun.private_apis import jax as private_jax
 

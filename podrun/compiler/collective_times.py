@@ -6,7 +6,6 @@ Those in the model, the reductions of gradients and the gathers of split weights
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import jax.numpy as jnp
@@ -22,6 +21,7 @@ from podrun.compiler.program import Program
 from podrun.compiler.replica_groups import replicas_reduced
 from podrun.core.executable import TensorSpec, numpy_dtype
 from podrun.core.names import gradient_buffer
+from podrun.core.quick_dataclass import dataclass
 from podrun.costmodel.exchange import all_reduce_seconds, fabric_of
 from podrun.costmodel.target import Chip
 from podrun.costmodel.tile_memory import Location

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,7 @@ from podrun.core.executable import (
     numpy_dtype,
 )
 from podrun.core.names import WHOLE, library_errors_named
+from podrun.core.quick_dataclass import dataclass
 from podrun.core.terminal import report_step, reported_steps
 from podrun.device.xla.clients import instruction_set
 from podrun.private_apis.jax import one_context

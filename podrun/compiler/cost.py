@@ -12,7 +12,6 @@ a pipeline and fits.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -41,6 +40,7 @@ from podrun.compiler.timeline import (
 )
 from podrun.compiler.update_cost import groups_by_ipu, update_reports
 from podrun.core.names import CROSSING, gradient_buffer
+from podrun.core.quick_dataclass import dataclass
 from podrun.costmodel.cost import cost_flat
 from podrun.costmodel.equations import FlatJaxpr
 from podrun.costmodel.exchange import neighbour_seconds

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from jax.extend.core import JaxprEqn, Literal, Var
 from podrun.compiler.export import TracedPiece
 from podrun.compiler.model_collectives import sum_p
 from podrun.core.errors import present
+from podrun.core.quick_dataclass import dataclass
 
 Atom = Var | Literal
 ARITHMETIC: dict[str, Callable[..., Any]] = {

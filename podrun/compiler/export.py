@@ -31,7 +31,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -43,6 +42,7 @@ from podrun.compiler import jaxprs
 from podrun.compiler.jaxprs import buffer
 from podrun.core import executable_file
 from podrun.core.executable import Computation
+from podrun.core.quick_dataclass import dataclass
 from podrun.private_apis import jax as private_jax
 from podrun.private_apis.jax import without_locations
 

@@ -15,7 +15,7 @@ convolution. XLA shares the rest of the backward pass between the two.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import jax
@@ -29,6 +29,7 @@ from podrun.compiler.program import Program, Tensors
 from podrun.compiler.replica_groups import GroupOf, rows
 from podrun.compiler.stochastic import entered
 from podrun.core.executable import REPLICA_OFFSET
+from podrun.core.quick_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -30,6 +29,7 @@ from podrun.compiler.model_collectives import has_exchange
 from podrun.compiler.program import Program
 from podrun.core.errors import UnsupportedError, UsageError
 from podrun.core.executable import TensorSpec, numpy_dtype
+from podrun.core.quick_dataclass import dataclass
 from podrun.device.xla.clients import on_one_thread_device
 from podrun.private_apis import jax as private_jax
 from podrun.private_apis.jax import plain_errors

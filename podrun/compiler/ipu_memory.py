@@ -13,13 +13,14 @@ another number format change the program itself: they are named only where what 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from podrun.compiler.arenas import Memory, WeightGroup
 from podrun.compiler.program import Program
 from podrun.core.executable import TensorSpec, numpy_dtype
 from podrun.core.names import gradient_buffer
+from podrun.core.quick_dataclass import dataclass
 from podrun.costmodel.equations import merged_code
 from podrun.costmodel.target import Chip
 from podrun.costmodel.tile_memory import (

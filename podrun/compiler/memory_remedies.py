@@ -6,13 +6,14 @@ Streaming, sharding, smaller micro-batches, half precision, each tried on the mo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from podrun.compiler.arenas import Memory
 from podrun.compiler.ipu_memory import Works, ipu_memory
 from podrun.compiler.program import Locations, Program
 from podrun.core.executable import numpy_dtype
+from podrun.core.quick_dataclass import dataclass
 from podrun.costmodel.recompute import Recompute
 from podrun.costmodel.target import Chip
 from podrun.costmodel.tile_memory import (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from jax.extend.core import JaxprEqn, Literal
 
@@ -17,6 +16,7 @@ from podrun.compiler.segments import Placement
 from podrun.core.errors import UsageError, present
 from podrun.core.executable import TensorSpec
 from podrun.core.names import parse_scope
+from podrun.core.quick_dataclass import dataclass
 from podrun.costmodel.cost import cost_jaxpr
 from podrun.costmodel.splitting import lowest_bound
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from podrun.core.errors import present
 from podrun.core.executable import Reduction, Retrieval, TensorSpec
 from podrun.core.layout import Layout
+from podrun.core.quick_dataclass import dataclass
 from podrun.costmodel.recompute import NOTHING, Recompute
 from podrun.costmodel.schedule import PlanOptions
 from podrun.costmodel.tile_memory import ON_CHIP, Location

@@ -14,7 +14,7 @@ segments has a name of its own. Between places it travels over IPU-Links; what r
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 import jax
@@ -27,6 +27,7 @@ from podrun.compiler.forward_trace import Trace
 from podrun.compiler.program import PipelineOrder
 from podrun.core.errors import UsageError
 from podrun.core.names import CROSSING, is_local, parse_scope
+from podrun.core.quick_dataclass import dataclass
 from podrun.costmodel.splitting import DependencyGraph, Spot, earliest
 
 

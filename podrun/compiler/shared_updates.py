@@ -12,7 +12,7 @@ their own, so the piece may write what they come from.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -35,6 +35,7 @@ from podrun.core.executable import (
 )
 from podrun.core.layout import Layout
 from podrun.core.names import SLICE, gradient_buffer
+from podrun.core.quick_dataclass import dataclass
 from podrun.private_apis.jax import bind_equation
 
 

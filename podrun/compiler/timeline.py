@@ -39,7 +39,6 @@ as it takes longer than one, and at the ends of a batch or of a run. The rate is
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
 
 from podrun.compiler.arenas import WeightGroup
 from podrun.compiler.forward_trace import Trace
@@ -47,6 +46,7 @@ from podrun.compiler.ipu_memory import SegmentWork
 from podrun.compiler.program import Beside, PipelineOrder, Program, layout_of
 from podrun.core.executable import Retrieval, TensorSpec, numpy_dtype
 from podrun.core.names import gradient_buffer
+from podrun.core.quick_dataclass import dataclass
 from podrun.costmodel.batch import STREAMING_BYTES_PER_SECOND
 from podrun.costmodel.exchange import transfer_seconds
 from podrun.costmodel.target import IPUS_PER_MACHINE, Chip

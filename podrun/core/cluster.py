@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
 from podrun.core.errors import UsageError
+from podrun.core.quick_dataclass import dataclass
 
 IPUS_PER_MACHINE = 4
 """IPUs of one IPU-M2000 or Bow-2000."""

@@ -18,11 +18,12 @@ import shlex
 import stat
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from podrun.core.errors import ConfigError, NotFoundError, UsageError
+from podrun.core.quick_dataclass import dataclass
 
 MAX_BYTES = 1 << 20
 """The largest file that people write by hand."""

@@ -20,8 +20,9 @@ the annotations of the constructor.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, TypeVar
+
+from podrun.core.quick_dataclass import dataclass
 
 if TYPE_CHECKING:
     from podrun.core.fault_spec import FaultSpec

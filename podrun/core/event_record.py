@@ -14,12 +14,12 @@ import logging
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from podrun.core.documents import parse_json, read_text, write_whole
 from podrun.core.environment import environment
 from podrun.core.errors import ConfigError, IpusTakenError, PodrunError, PoplarError, RecoverableRuntimeError
+from podrun.core.quick_dataclass import dataclass
 
 log = logging.getLogger("podrun.device")
 

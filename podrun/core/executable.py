@@ -38,12 +38,13 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, get_args
 
 import numpy as np
 
 from podrun.core.layout import Layout
+from podrun.core.quick_dataclass import dataclass
 
 Array = np.ndarray[Any, np.dtype[Any]]
 """Any NumPy array."""

@@ -7,7 +7,6 @@ again; recoverable ones name the action that helps; unrecoverable ones mean that
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from podrun.core.errors import (
     ApplicationRuntimeError,
@@ -22,6 +21,7 @@ from podrun.core.errors import (
 )
 from podrun.core.fault_kinds import DISTURBANCES
 from podrun.core.ipu_states import IpuErrorState
+from podrun.core.quick_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

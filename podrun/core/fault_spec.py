@@ -5,10 +5,11 @@ from __future__ import annotations
 import enum
 import math
 import random
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from urllib.parse import quote
 
 from podrun.core.fault_kinds import DISTURBANCES, PROGRAM_EVENTS, WHERE, settings_of_kind
+from podrun.core.quick_dataclass import dataclass
 
 SettingValue = int | float | str
 

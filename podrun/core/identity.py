@@ -32,8 +32,10 @@ import struct
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
+
+from podrun.core.quick_dataclass import dataclass
 
 NONCE_S = 600.0
 """Seconds after which a server takes another random number; it takes proofs for the one before, too."""

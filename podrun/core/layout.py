@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from podrun.core.cluster import IPUS_PER_MACHINE
 from podrun.core.errors import UsageError
+from podrun.core.quick_dataclass import dataclass
 
 RankGroups = tuple[tuple[int, ...], ...]
 """Disjoint groups that together hold every replica once."""

@@ -21,9 +21,9 @@ import functools
 import re
 import types
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from podrun.core.errors import InternalError, PodrunError
+from podrun.core.quick_dataclass import dataclass
 
 BACKWARD = "transpose("
 """Begins the scope of every backward equation."""

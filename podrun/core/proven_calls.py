@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypedDict, TypeVar, Unpack, cast
 
 import grpc
 
 from podrun.core.access import PROOF_KEY
 from podrun.core.identity import FRESH_S, Proof, ProvenSession
+from podrun.core.quick_dataclass import dataclass
 
 if TYPE_CHECKING:
     from podrun.core.proven_channel import ProvenChannel

@@ -11,10 +11,11 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+from podrun.core.quick_dataclass import dataclass
 
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 

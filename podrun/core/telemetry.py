@@ -11,12 +11,13 @@ temperatures, shares of time and counters of links are modelled (`podrun.costmod
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from podrun.core.errors import ErrorCode, RecoveryAction, ServiceError, UsageError
 from podrun.core.fault_spec import FaultSpec, Struck
 from podrun.core.ipu_states import IpuErrorState, MachineState
+from podrun.core.quick_dataclass import dataclass
 
 SCHEMA_VERSION = 1
 """Version of the JSON form. Keys may be added within a version; a reader refuses a newer version."""

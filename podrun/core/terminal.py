@@ -28,13 +28,14 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import zip_longest
 from pathlib import Path
 from typing import Protocol, TextIO, TypeVar
 
 from podrun.core.environment import PODRUN_MOMENTS, environment
 from podrun.core.errors import PodrunError, UsageError
+from podrun.core.quick_dataclass import dataclass
 
 Item = TypeVar("Item")
 

@@ -18,13 +18,14 @@ import functools
 import socket
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from podrun.core.documents import read_bytes
 from podrun.core.environment import TLS_VARIABLES, environment, pass_on
 from podrun.core.errors import ConfigError, NotFoundError, UsageError
+from podrun.core.quick_dataclass import dataclass
 
 if TYPE_CHECKING:
     # Imported where it is used: processes of Triton's instances have a Python of their own, which need not fit the

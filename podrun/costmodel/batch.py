@@ -12,9 +12,9 @@ input if
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from podrun.core.cluster import IPUS_PER_MACHINE, MAX_ILD_IPUS
+from podrun.core.quick_dataclass import dataclass
 from podrun.costmodel import exchange, vertices
 from podrun.costmodel.exchange import (
     RELEASE_SECONDS,

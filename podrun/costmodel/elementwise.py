@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from podrun.core.quick_dataclass import dataclass
 from podrun.costmodel import vertices
 from podrun.costmodel.equations import Equation, FlatTensor, Plan
 from podrun.costmodel.exchange import exchange_cycles, launch_cycles, sync_cycles

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
+from podrun.core.quick_dataclass import dataclass
 from podrun.costmodel.exchange import launch_cycles, sync_cycles
 from podrun.costmodel.target import Chip
 

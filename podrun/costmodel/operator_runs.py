@@ -11,11 +11,12 @@ of an explicit Cast, and whatever stands in no operator's scope, keep their type
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from podrun.core.errors import present
 from podrun.core.names import parse_scope
+from podrun.core.quick_dataclass import dataclass
 from podrun.costmodel.equations import Equation, FlatJaxpr, FlatTensor
 
 HALVES = frozenset({"float16", "bfloat16"})

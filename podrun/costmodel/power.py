@@ -16,7 +16,8 @@ extrapolated from the IPU-M2000 and one reading.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+
+from podrun.core.quick_dataclass import dataclass
 
 IDLE_WATTS, BUSY_WATTS = 48.25, 124.0
 """An IPU of an IPU-M2000 at 1,330 MHz that is idle, and one under gc-powertest. Published: means of the tool's sample

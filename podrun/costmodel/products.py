@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 from podrun.core.errors import InvalidOptionError
+from podrun.core.quick_dataclass import dataclass
 from podrun.costmodel.equations import Equation
 
 DEFAULT_PROPORTION = 0.6

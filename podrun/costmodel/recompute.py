@@ -18,9 +18,10 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from podrun.core.names import parse_scope, recomputing
+from podrun.core.quick_dataclass import dataclass
 from podrun.costmodel.equations import Equation, FlatJaxpr, needed
 from podrun.costmodel.planners import VIEWS
 

@@ -10,9 +10,10 @@ step's weight gradient to an accumulator. So temporary data are those of one ste
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from podrun.core.quick_dataclass import dataclass
 from podrun.costmodel.equations import Equation, FlatJaxpr, FlatTensor
 from podrun.costmodel.operator_runs import OperatorRun, TracedOperator, Unexpected
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from podrun.core.names import parse_scope
+from podrun.core.quick_dataclass import dataclass
 from podrun.costmodel import planners, products
 from podrun.costmodel.elementwise import OPS, plan_chain
 from podrun.costmodel.equations import Equation, FlatJaxpr, FlatTensor, Plan

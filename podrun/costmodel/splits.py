@@ -7,12 +7,12 @@ reduction, cast and the turns of a serial split, for all candidates at once.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from podrun.core.quick_dataclass import dataclass
 from podrun.costmodel import vertices
 from podrun.costmodel.equations import Plan
 from podrun.costmodel.exchange import DELIVERED, FRAGMENTED, PHASE_CYCLES

@@ -16,8 +16,9 @@ a chain of stages 0, 1, 2 in training this gives 0, 1, 2 (forward and backward),
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Generic, TypeVar
+
+from podrun.core.quick_dataclass import dataclass
 
 Value = TypeVar("Value", bound=Hashable)
 

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from types import MappingProxyType
 
 # Also for rooms that may import chips and machines, but not PODs.
 from podrun.core.cluster import IPUS_PER_MACHINE as IPUS_PER_MACHINE
 from podrun.core.errors import InvalidOptionError
+from podrun.core.quick_dataclass import dataclass
 
 
 class Status(enum.Enum):

@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from podrun.core.quick_dataclass import dataclass
 from podrun.costmodel.equations import FlatJaxpr
 from podrun.costmodel.schedule import PlannedOperation
 from podrun.costmodel.target import Chip

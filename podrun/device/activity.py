@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from podrun.core.executable import (
@@ -26,6 +25,7 @@ from podrun.core.executable import (
     StoreStream,
     numpy_dtype,
 )
+from podrun.core.quick_dataclass import dataclass
 
 ACTIVITIES = ("compute", "exchange", "sync", "link", "host")
 """What an IPU does: its tiles compute; they exchange data; they wait for each other or for other IPUs; IPU-Links carry

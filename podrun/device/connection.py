@@ -13,7 +13,7 @@ local_replicas, *shape]`` with ``ticks = batches * accumulation_factor // period
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,6 +21,7 @@ import numpy as np
 from podrun.core.errors import PodrunError
 from podrun.core.executable import Executable
 from podrun.core.layout import IpuRange
+from podrun.core.quick_dataclass import dataclass
 
 MOST_IN_FLIGHT = 64
 """Runs that may be in flight on a connection."""

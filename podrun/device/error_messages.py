@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from podrun.collectives import ClosedError, MismatchError, RankLostError, RankMissingError
 from podrun.core.errors import (
@@ -25,6 +24,7 @@ from podrun.core.errors import (
 )
 from podrun.core.fault_spec import FaultSpec
 from podrun.core.layout import IpuRange
+from podrun.core.quick_dataclass import dataclass
 
 log = logging.getLogger("podrun.device")
 

@@ -19,7 +19,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ import numpy as np
 from podrun.core.errors import PoplarError, RecoveryAction, UsageError
 from podrun.core.executable import Executable
 from podrun.core.ipu_states import IpuErrorState
+from podrun.core.quick_dataclass import dataclass
 from podrun.device.activity import LINK_CAUSES
 from podrun.faults import EFFECTS, FaultSpec, FaultTarget, Strike, error_for, recovery_hint
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from podrun.core.errors import ApplicationRuntimeError, PoplarError
 from podrun.core.layout import IpuRange
+from podrun.core.quick_dataclass import dataclass
 from podrun.device.activity import TrafficCounters
 from podrun.device.connection import AttachRequest
 from podrun.device.health import Health, WorkDone

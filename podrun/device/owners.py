@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Generic, TypeVar, cast
 
 from podrun.core.error_codec import copy_error
 from podrun.core.errors import ApplicationRuntimeError, PoplarError
 from podrun.core.executable import Array, Executable
 from podrun.core.layout import IpuRange
+from podrun.core.quick_dataclass import dataclass
 from podrun.device.activity import BatchActivity, TrafficCounters, Usage
 from podrun.device.connection import AttachRequest
 from podrun.device.health import Health

@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from podrun.core.documents import Document, load_schema, read_document
 from podrun.core.errors import ConfigError, NotFoundError, UsageError
+from podrun.core.quick_dataclass import dataclass
 from podrun.faults import FaultSpec, parse_fault
 
 ENDING = ".drill.yaml"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
+from podrun.core.quick_dataclass import dataclass
 from podrun.core.telemetry import ControlEvent
 from podrun.drill.scenario import DrillScenario, normal_answer
 

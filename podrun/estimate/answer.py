@@ -9,12 +9,13 @@ import importlib
 import os
 import re
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from podrun.core.environment import PODRUN_PROGRESS, environment
 from podrun.core.errors import ConfigError, UsageError
 from podrun.core.program_files import as_program
+from podrun.core.quick_dataclass import dataclass
 from podrun.core.terminal import reporting
 from podrun.costmodel.batch import BatchWork
 from podrun.costmodel.cost import check_planned

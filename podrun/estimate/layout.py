@@ -20,11 +20,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from podrun.core.errors import InvalidOptionError, UsageError
 from podrun.core.names import parse_scope
+from podrun.core.quick_dataclass import dataclass
 from podrun.costmodel.batch import UPDATE_PASSES
 from podrun.costmodel.equations import FlatJaxpr
 from podrun.costmodel.planners import VIEWS

@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from podrun.core.errors import InternalError, InvalidOptionError, UsageError
+from podrun.core.quick_dataclass import dataclass
 from podrun.core.terminal import report_step
 from podrun.costmodel.batch import BatchWork, batch_seconds
 from podrun.costmodel.exchange import RELEASE_SECONDS, WAIT_SECONDS

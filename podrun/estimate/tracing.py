@@ -6,13 +6,14 @@ ONNX models are read from files, with outputs and without optimizer state.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from podrun.core.errors import ConfigError, PodrunError, UsageError
 from podrun.core.executable import TensorSpec, numpy_dtype
 from podrun.core.names import library_errors_named
+from podrun.core.quick_dataclass import dataclass
 from podrun.costmodel import plan_cache
 from podrun.costmodel.cost import cost_flat
 from podrun.costmodel.equations import FlatJaxpr

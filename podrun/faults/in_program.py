@@ -16,7 +16,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from podrun.core.environment import (
@@ -27,6 +26,7 @@ from podrun.core.environment import (
 )
 from podrun.core.fault_forms import parse_fault
 from podrun.core.fault_spec import FaultSpec, FaultTarget
+from podrun.core.quick_dataclass import dataclass
 from podrun.faults.plan_file import process_plan
 
 log = logging.getLogger("podrun.faults")

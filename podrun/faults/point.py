@@ -6,11 +6,12 @@ import math
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 
 from podrun.core.errors import PoplarError
 from podrun.core.fault_spec import OF_INSTANCES, PAIRS, FaultSpec, FaultTarget, Struck
+from podrun.core.quick_dataclass import dataclass
 from podrun.faults.validity import WHOLE_MACHINES, ListPlaces, check_places, check_variable
 
 

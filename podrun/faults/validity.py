@@ -5,11 +5,11 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from podrun.core.cluster import IPUS_PER_MACHINE, LinkTopology, ladder_links
 from podrun.core.errors import UsageError
 from podrun.core.fault_spec import OF_INSTANCES, FaultSpec, FaultTarget
+from podrun.core.quick_dataclass import dataclass
 
 
 def validate(

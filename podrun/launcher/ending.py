@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import signal
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from podrun.core.errors import PodrunError, present
 from podrun.core.layout import IpuRange
+from podrun.core.quick_dataclass import dataclass
 from podrun.faults import FaultSpec, PlanOfALaunch, report_unstruck
 from podrun.launcher.machine_work import PATIENT_ATTEMPTS
 from podrun.launcher.output import OutputMixer

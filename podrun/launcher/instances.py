@@ -6,10 +6,11 @@ import errno
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from podrun.core.environment import PODRUN_CHECK_REPLICAS
 from podrun.core.errors import NotFoundError
+from podrun.core.quick_dataclass import dataclass
 from podrun.faults.fault_errors import SUPERVISED
 from podrun.launcher.host_names import LOCAL_HOST, is_this_host
 from podrun.launcher.own_streams import Log

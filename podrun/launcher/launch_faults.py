@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from podrun.core.cluster import IPUS_PER_MACHINE
 from podrun.core.errors import PodrunError, UsageError
 from podrun.core.ipu_states import MachineState
 from podrun.core.layout import IpuRange
+from podrun.core.quick_dataclass import dataclass
 from podrun.core.telemetry import MachineReport, planned_in
 from podrun.faults import OF_INSTANCES, WHOLE_MACHINES, FaultSpec, FaultTarget, validate
 from podrun.launcher.own_streams import Log

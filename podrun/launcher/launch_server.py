@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, TypeVar
 
 from podrun.core.access import is_loopback, make_token
 from podrun.core.environment import runtime_directory
 from podrun.core.errors import ConflictError, PodrunError, UsageError, present
+from podrun.core.quick_dataclass import dataclass
 from podrun.launcher.own_streams import Log
 from podrun.launcher.server import LOCAL, ServerAddress, choose_cluster, facts_of, find_launch_server
 from podrun.launcher.spec import CurrentLaunch, PodFacts

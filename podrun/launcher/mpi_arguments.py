@@ -10,9 +10,10 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from podrun.core.errors import UsageError
+from podrun.core.quick_dataclass import dataclass
 
 WORDS_TAKEN: Mapping[str, int] = {
     "mca": 2,

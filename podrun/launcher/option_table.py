@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import enum
 import itertools
-from dataclasses import dataclass
+
+from podrun.core.quick_dataclass import dataclass
 
 
 class ValueKind(enum.Enum):

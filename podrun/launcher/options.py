@@ -14,13 +14,13 @@ from __future__ import annotations
 import difflib
 import functools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 import click
 
 from podrun.core.errors import UsageError
+from podrun.core.quick_dataclass import dataclass
 from podrun.launcher.option_table import BY_NAME, OPTIONS, Option, ValueKind
 from podrun.launcher.option_words import ELSEWHERE, OptionTable, OptionUse, example_of
 

@@ -19,12 +19,13 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from podrun.core.environment import PODRUN_LAUNCH_ID
 from podrun.core.errors import present
+from podrun.core.quick_dataclass import dataclass
 from podrun.core.trampoline import tied_words
 from podrun.launcher.output import OutputChannel
 from podrun.launcher.own_streams import Log

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from podrun.core.errors import NotFoundError, UsageError
+from podrun.core.quick_dataclass import dataclass
 from podrun.core.shadowing import check_script_name
 from podrun.launcher.host_names import LOCAL_HOST
 from podrun.launcher.spec import LaunchLayout
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class LaunchContext:
     """What planning reads apart from options: the environment, the working directory, the interpreter for .py files."""
 

@@ -12,11 +12,11 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from podrun.core.errors import NotFoundError
+from podrun.core.quick_dataclass import dataclass
 from podrun.core.telemetry import MachineReport
 from podrun.faults import FaultSpec
 from podrun.launcher.option_table import BY_NAME

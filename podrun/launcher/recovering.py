@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from podrun.core.errors import PodrunError, present
+from podrun.core.quick_dataclass import dataclass
 from podrun.launcher.output import OutputMixer
 from podrun.launcher.own_streams import Log, error_text
 from podrun.launcher.partition import LaunchPartition

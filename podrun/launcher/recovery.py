@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
 from podrun.core.documents import Document, load_schema, read_document
 from podrun.core.errors import RecoveryAction
 from podrun.core.ipu_states import IpuErrorState
+from podrun.core.quick_dataclass import dataclass
 from podrun.core.telemetry import IpuReport, MachineReport
 
 

@@ -8,11 +8,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from podrun.core.environment import PODRUN_FAULTS
 from podrun.core.errors import NotFoundError, UsageError
+from podrun.core.quick_dataclass import dataclass
 from podrun.record.events import LaunchHeader, Record
 
 StartWords = Callable[[Sequence[str], Mapping[str, str], str], int]

@@ -8,7 +8,6 @@ import contextlib
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from podrun.core.access import account_of
@@ -16,6 +15,7 @@ from podrun.core.cluster import Cluster, cluster_names
 from podrun.core.environment import IPUOF_VIPU_API_HOST, IPUOF_VIPU_API_PORT, VIPU_CLI_API_HOST
 from podrun.core.errors import ConflictError, PodrunError, ServiceError
 from podrun.core.identity import connect_tcp, user_name
+from podrun.core.quick_dataclass import dataclass
 from podrun.launcher.option_table import PORT_DEFAULT
 from podrun.launcher.spec import LaunchSpec, PodFacts, ServerSpec
 from podrun.partition.commands.which_server import port_in

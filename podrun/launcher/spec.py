@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,6 +42,7 @@ from podrun.core.environment import (
 )
 from podrun.core.errors import UsageError, present
 from podrun.core.layout import InstancePart
+from podrun.core.quick_dataclass import dataclass
 
 if TYPE_CHECKING:
     from podrun.faults import FaultSpec

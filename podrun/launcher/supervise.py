@@ -19,11 +19,11 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import wait
-from dataclasses import dataclass
 from types import FrameType
 from typing import Protocol, TypeVar
 
 from podrun.core.errors import PodrunError
+from podrun.core.quick_dataclass import dataclass
 from podrun.core.stop_signals import in_daemon_thread, stop_signals_handled
 from podrun.launcher.output import OutputMixer
 from podrun.launcher.own_streams import Log

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
 from podrun.core.errors import InvalidOptionError
+from podrun.core.quick_dataclass import dataclass
 from podrun.models import sequences, vision
 from podrun.models.network import Declared, Network, Weights
 from podrun.popart.building.builder import Builder

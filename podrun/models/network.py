@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol
 
 import numpy as np
 
 from podrun.core.errors import InvalidOptionError
+from podrun.core.quick_dataclass import dataclass
 from podrun.popart.building.builder import Builder
 from podrun.popart.values.tensor_info import TensorInfo
 

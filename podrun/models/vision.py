@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from podrun.core.quick_dataclass import dataclass
 from podrun.models.network import Network
 
 RESNET_BLOCKS = {

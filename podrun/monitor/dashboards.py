@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from podrun.core.quick_dataclass import dataclass
 
 DASHBOARD_FILE = "podrun-pod.json"
 RULES_FILE = "podrun-alerts.yml"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from podrun.core.cluster import ipu_number
@@ -23,6 +22,7 @@ from podrun.core.errors import (
     ServiceError,
 )
 from podrun.core.ipu_states import IpuErrorState, MachineState
+from podrun.core.quick_dataclass import dataclass
 from podrun.core.telemetry import IpuReport, MachineReport
 
 if TYPE_CHECKING:

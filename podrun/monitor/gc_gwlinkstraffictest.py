@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ import click
 from podrun.core.command_line import HELP_OPTIONS, seconds_range
 from podrun.core.environment import IPUOF_CONFIG_PATH, IPUOF_VIPU_API_GCD_ID
 from podrun.core.machine_output import output_options, print_output
+from podrun.core.quick_dataclass import dataclass
 from podrun.partition.commands.shared_options import server_options
 
 if TYPE_CHECKING:

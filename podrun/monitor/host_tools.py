@@ -6,13 +6,13 @@ The first moves data between host and IPU through the gateway's buffer, both leg
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from podrun.core.command_line import HELP_OPTIONS
 from podrun.core.machine_output import output_options, print_output
+from podrun.core.quick_dataclass import dataclass
 from podrun.partition.commands.shared_options import server_options
 
 if TYPE_CHECKING:

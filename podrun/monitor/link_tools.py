@@ -7,13 +7,13 @@ the active partition are up and carry data.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from podrun.core.command_line import HELP_OPTIONS
 from podrun.core.machine_output import is_for_people, output_options, print_output
+from podrun.core.quick_dataclass import dataclass
 from podrun.partition.commands.shared_options import server_options
 
 if TYPE_CHECKING:

@@ -6,7 +6,6 @@ import contextlib
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -20,6 +19,7 @@ from podrun.core.machine_output import (
     output_options,
     print_output,
 )
+from podrun.core.quick_dataclass import dataclass
 from podrun.partition.commands.shared_options import server_options
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -23,6 +22,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from podrun.core.ipu_states import MachineState
+from podrun.core.quick_dataclass import dataclass
 from podrun.partition.state.values import PartitionState
 
 if TYPE_CHECKING:

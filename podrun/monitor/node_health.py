@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
+from podrun.core.quick_dataclass import dataclass
 from podrun.monitor.pod_health import HealthProblem, Severity
 
 REASON_PREFIX = "podrun:"

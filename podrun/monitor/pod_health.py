@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from podrun.core.ipu_states import IpuErrorState
+from podrun.core.quick_dataclass import dataclass
 from podrun.monitor.devices import Device, View, diagnose_device, views_of
 from podrun.partition.state.values import PartitionState
 

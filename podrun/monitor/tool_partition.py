@@ -11,7 +11,6 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from podrun.core.access import OWN_SERVER
@@ -25,6 +24,7 @@ from podrun.core.environment import (
 )
 from podrun.core.errors import ApplicationRuntimeError
 from podrun.core.identity import own_user_name
+from podrun.core.quick_dataclass import dataclass
 
 if TYPE_CHECKING:
     from podrun.core.layout import IpuRange

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,6 +38,7 @@ from podrun.core.executable import (
     VariableRole,
 )
 from podrun.core.layout import Layout
+from podrun.core.quick_dataclass import dataclass
 from podrun.monitor.tool_partition import streamed_product_cycles
 
 if TYPE_CHECKING:

@@ -5,7 +5,6 @@ Like those of `podrun.monitor.tool_programs` they are Executables written by han
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,6 +29,7 @@ from podrun.core.executable import (
     VariableRole,
 )
 from podrun.core.layout import Layout
+from podrun.core.quick_dataclass import dataclass
 from podrun.monitor.tool_programs import ToolWork, computation, tool_program
 
 if TYPE_CHECKING:

@@ -8,13 +8,13 @@ turns positions into weights.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
 from podrun.core.errors import InputMismatch
+from podrun.core.quick_dataclass import dataclass
 from podrun.numerics.precision import is_float, widen
 
 CUBIC = -0.75

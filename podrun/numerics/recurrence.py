@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -20,6 +19,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from podrun.core.errors import InputMismatch
+from podrun.core.quick_dataclass import dataclass
 from podrun.numerics.shared_places import reversed_within
 
 State = tuple[Array, ...]

@@ -9,13 +9,13 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
 from podrun.core.errors import InputMismatch
+from podrun.core.quick_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
 import onnx.external_data_helper
 
 from podrun.core.errors import UsageError
+from podrun.core.quick_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import Literal
+
+from podrun.core.quick_dataclass import dataclass
 
 _AFFINE = {lax.add_p, lax.sub_p, lax.mul_p, lax.div_p}
 

@@ -6,7 +6,6 @@ Outside of ``podrun`` a program is one instance with one replica of one IPU.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from podrun.core.environment import (
     PODRUN_FIRST_IPU,
@@ -20,6 +19,7 @@ from podrun.core.environment import (
 )
 from podrun.core.errors import ErrorCause, UsageError
 from podrun.core.layout import InstancePart, IpuRange, is_power_of_two
+from podrun.core.quick_dataclass import dataclass
 
 _BY_HAND = (
     "podrun sets these variables: launch with podrun --num-replicas N, or unset POPDIST_NUM_TOTAL_REPLICAS."

@@ -11,13 +11,14 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import Any
 
 import numpy as np
 
 from podrun.core.executable import numpy_dtype
 from podrun.core.names import ASSERTED_ANCHOR
+from podrun.core.quick_dataclass import dataclass
 
 MOST_AXES = 64
 """Most axes of a tensor: NumPy's own limit."""

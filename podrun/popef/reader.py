@@ -10,13 +10,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
 from podrun.core import executable_file
 from podrun.core.errors import ConfigError
 from podrun.core.executable import Executable
+from podrun.core.quick_dataclass import dataclass
 from podrun.popef.container import MAGIC, FileSection, MappedFile, damaged
 from podrun.popef.metadata import PopefMetadata, PopefTensor
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, TypeVar
 
+from podrun.core.quick_dataclass import dataclass
 from podrun.record.events import Event, Record
 
 

@@ -20,12 +20,13 @@ import itertools
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
 from podrun.core.documents import read_text
 from podrun.core.errors import ConfigError, NotFoundError, UsageError
+from podrun.core.quick_dataclass import dataclass
 from podrun.core.telemetry import PROCESS_ENDED, ControlEvent
 from podrun.faults import FaultSpec, parse_fault
 

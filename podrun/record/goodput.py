@@ -8,9 +8,10 @@ The batch of a run is that of the checkpoint it resumed from plus the batches ru
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
+from podrun.core.quick_dataclass import dataclass
 from podrun.record.events import LAUNCH, SERVICE, Event, TimedEvent
 
 

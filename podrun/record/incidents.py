@@ -10,10 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from podrun.core.error_codec import cause_from_dict
+from podrun.core.quick_dataclass import dataclass
 from podrun.faults import FaultSpec, FaultTarget
 from podrun.record.events import LAUNCH, SERVICE, Event, Record
 from podrun.record.goodput import progress_of

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from podrun.core.error_codec import cause_from_dict
+from podrun.core.quick_dataclass import dataclass
 from podrun.faults import FaultSpec, FaultTarget
 from podrun.record.events import Event, TimedEvent, operation_at, ordered, strike_event
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from podrun.core.documents import read_text
 from podrun.core.errors import ConfigError
+from podrun.core.quick_dataclass import dataclass
 from podrun.record.events import LAUNCH, SERVICE, Event, Record, TimedEvent
 
 TIMES_VERSION = 1

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import cached_property
 from typing import Any
 
+from podrun.core.quick_dataclass import dataclass
 from podrun.report.analysis import compilation, execution
 from podrun.report.library.compilation import Compilation
 from podrun.report.library.execution import Execution, InstrumentationSettings, PoplarVersion, ReportVersion

@@ -18,7 +18,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -26,6 +25,7 @@ from typing import Any, TypeVar
 from podrun.core.documents import parse_json
 from podrun.core.environment import environment
 from podrun.core.errors import ConfigError
+from podrun.core.quick_dataclass import dataclass
 from podrun.report.model import PHASES, Profile, ReportStage
 from podrun.report.stage_runs import shown_micro_batches, stage_runs
 

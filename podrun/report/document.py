@@ -17,7 +17,6 @@ import os
 import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
 from pathlib import Path
@@ -28,6 +27,7 @@ from podrun.core.documents import parse_json, read_bytes, write_together
 from podrun.core.environment import PODRUN_COMMAND
 from podrun.core.errors import ConfigError, NotFoundError
 from podrun.core.executable import Executable
+from podrun.core.quick_dataclass import dataclass
 from podrun.costmodel.target import chip
 from podrun.report.analysis_profile import AnalysisProfile, Report
 from podrun.report.chrome_trace import to_trace

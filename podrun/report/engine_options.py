@@ -10,11 +10,11 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from podrun.core.environment import OMPI_COMM_WORLD_RANK, POPDIST_NUM_TOTAL_REPLICAS, POPLAR_ENGINE_OPTIONS
 from podrun.core.errors import InvalidOptionError
+from podrun.core.quick_dataclass import dataclass
 
 FLAGS = (
     "autoReport.all",

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from podrun.core.names import parse_scope
+from podrun.core.quick_dataclass import dataclass
 
 SCHEMA_VERSION = 1
 """Of the document that has these fields (`podrun.report.document`)."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from podrun.core.quick_dataclass import dataclass
 from podrun.report.model import Profile, ReportStage
 
 INTERLEAVED = "interleaved"

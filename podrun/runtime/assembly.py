@@ -7,8 +7,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from podrun.core.quick_dataclass import dataclass
 from podrun.runtime import placing
 from podrun.runtime.batches import BatchRunner
 from podrun.runtime.building import BuiltModel, build_model

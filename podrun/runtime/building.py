@@ -8,7 +8,7 @@ This is the runtime's only place that knows both sides: on the front ends' side 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from podrun.compiler.program import (
 from podrun.core.errors import UsageError
 from podrun.core.executable import BATCHES_PER_PASS, TensorSpec
 from podrun.core.names import in_float32
+from podrun.core.quick_dataclass import dataclass
 from podrun.costmodel.recompute import NOTHING
 from podrun.runtime.derived_anchors import Derived, derived_anchors, program_anchors, returned, update_anchors
 from podrun.runtime.environment import import_jax

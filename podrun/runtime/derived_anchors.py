@@ -22,7 +22,6 @@ willow/src/patterns/adamdecompose.cpp).
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
@@ -31,6 +30,7 @@ from podrun.compiler.program import FACTOR, RNG, AnchorSpec
 from podrun.core.errors import InternalError, UnimplementedError, UsageError
 from podrun.core.executable import Retrieval, TensorSpec, numpy_dtype
 from podrun.core.names import NORM_ANCHOR
+from podrun.core.quick_dataclass import dataclass
 from podrun.runtime.loss_scaling import FINAL
 from podrun.runtime.optimizers.adam import AdamRule
 from podrun.runtime.optimizers.rules import Rule, WeightUpdate

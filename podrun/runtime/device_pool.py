@@ -8,10 +8,10 @@ race for them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from podrun.core.errors import PodrunError, PoplarError, ServiceError, SystemRuntimeError, UsageError
 from podrun.core.layout import IpuRange, is_power_of_two
+from podrun.core.quick_dataclass import dataclass
 from podrun.runtime.device import DeviceKind, RunDevice, device_ids, open_connection, partition_configured
 from podrun.runtime.environment import ours
 

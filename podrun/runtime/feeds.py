@@ -20,7 +20,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import TracebackType
 
 import numpy as np
@@ -28,6 +28,7 @@ import numpy as np
 from podrun.core.aligned_memory import aligned_empty, aligned_stack, is_aligned
 from podrun.core.errors import CallError, DeadlineError, UnsupportedError, UsageError
 from podrun.core.executable import numpy_dtype
+from podrun.core.quick_dataclass import dataclass
 from podrun.runtime.settings import StepData, StepTensor
 
 Element = Mapping[str, np.ndarray]

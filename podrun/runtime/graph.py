@@ -7,12 +7,13 @@ return new ones (`OperatorGraph.with_nodes`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from podrun.core.errors import UsageError
+from podrun.core.quick_dataclass import dataclass
 
 if TYPE_CHECKING:
     from podrun.compiler.program import Beside

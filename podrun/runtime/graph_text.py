@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from podrun.core.errors import UsageError
 from podrun.core.executable import TensorSpec, numpy_dtype
+from podrun.core.quick_dataclass import dataclass
 from podrun.runtime.environment import dot_checks
 from podrun.runtime.graph import Node, OperatorGraph, subgraphs
 from podrun.runtime.pipelining import RESTORED, stage_count, stashed

@@ -6,12 +6,12 @@ import os
 import sys
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from podrun.core.quick_dataclass import dataclass
 from podrun.runtime.graph import Node
 
 if TYPE_CHECKING:

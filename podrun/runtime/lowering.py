@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import jax
@@ -14,6 +14,7 @@ from podrun.compiler.program import tap
 from podrun.core.errors import UnsupportedError, UsageError
 from podrun.core.executable import TensorSpec
 from podrun.core.names import in_float32, library_errors_named
+from podrun.core.quick_dataclass import dataclass
 from podrun.runtime.graph import Node, OperatorGraph, prune, reads
 from podrun.runtime.operators import Dialect, OperatorTable
 from podrun.runtime.traced_tensor import TooWide, TracedTensor, device_dtype, misfit, to_device

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
 from podrun.core import executable_file
 from podrun.core.executable import Executable, StreamDirection, TensorSpec, VariableRole
+from podrun.core.quick_dataclass import dataclass
 from podrun.popef.container import PACKAGE
 from podrun.popef.metadata import (
     AnchorDirection,

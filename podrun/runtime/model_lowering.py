@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from podrun.core.errors import UsageError
 from podrun.core.executable import numpy_dtype
+from podrun.core.quick_dataclass import dataclass
 from podrun.runtime.graph import Model, captured
 from podrun.runtime.optimizers.hyperparameters import Hyperparameters, UpdateContext
 from podrun.runtime.optimizers.rules import Rule

@@ -16,12 +16,12 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from podrun.core.errors import ApplicationRuntimeError
+from podrun.core.quick_dataclass import dataclass
 from podrun.runtime.graph import Node
 from podrun.runtime.tensor_names import gradient
 

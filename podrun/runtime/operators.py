@@ -7,13 +7,13 @@ A front end has an `OperatorTable`, which finds the function of a node. Function
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from podrun.core.errors import PodrunError, UnimplementedError
 from podrun.core.executable import TensorSpec, numpy_dtype
+from podrun.core.quick_dataclass import dataclass
 
 if TYPE_CHECKING:
     import jax

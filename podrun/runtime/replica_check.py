@@ -14,13 +14,13 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from podrun.core.errors import ErrorCause, ErrorCode, RecoverableRuntimeError, RecoveryAction
 from podrun.core.executable import Executable
+from podrun.core.quick_dataclass import dataclass
 from podrun.record.recorder import array_digest, process_recorder
 
 if TYPE_CHECKING:

@@ -10,11 +10,11 @@ seen as one replica sees it, for lowering, and the host's shapes are made from t
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
 from podrun.core.errors import UnimplementedError, UsageError
+from podrun.core.quick_dataclass import dataclass
 from podrun.runtime.graph import Model, VariableGroups
 
 ONE_PER_GROUP, ALL_REPLICAS, ALL_REDUCE_REPLICAS = "OnePerGroup", "AllReplicas", "AllReduceReplicas"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -13,6 +12,7 @@ from podrun.compiler.program import InputSpec
 from podrun.core.errors import CallError, PoplarError, UnsupportedError, UsageError
 from podrun.core.executable import Retrieval, numpy_dtype
 from podrun.core.names import in_float32
+from podrun.core.quick_dataclass import dataclass
 from podrun.runtime.building import BuiltModel
 from podrun.runtime.label_checks import label_ranges, warn_of_strange_labels
 from podrun.runtime.observers import observe

@@ -6,7 +6,7 @@ A front end translates its own options into `RunSettings`; nothing in the runtim
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum, IntEnum, auto
 from typing import Protocol
 
@@ -14,6 +14,7 @@ import numpy as np
 
 from podrun.compiler.program import AnchorSpec, Beside, Locations, PipelineOrder
 from podrun.core.executable import Retrieval, TensorSpec
+from podrun.core.quick_dataclass import dataclass
 from podrun.runtime.graph import OperatorGraph
 from podrun.runtime.operators import Dialect
 from podrun.runtime.words import NEUTRAL, Words

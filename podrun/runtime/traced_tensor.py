@@ -8,7 +8,6 @@ known value rests on are remembered by name as its *origins*. `TooWide` stands f
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -16,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podrun.core.errors import InternalError, UnsupportedError
+from podrun.core.quick_dataclass import dataclass
 from podrun.runtime.operators import Form
 
 

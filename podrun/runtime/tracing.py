@@ -11,7 +11,7 @@ import functools
 import inspect
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import jax
@@ -20,6 +20,7 @@ import numpy as np
 
 from podrun.core.errors import InputMismatch, InternalError, PodrunError, UnsupportedError, UsageError
 from podrun.core.names import LOCAL, operator_scopes, place_scopes
+from podrun.core.quick_dataclass import dataclass
 from podrun.runtime.graph import Node, OperatorGraph, captured
 from podrun.runtime.operators import Dialect, Operator, OperatorTable
 from podrun.runtime.traced_tensor import NO_ORIGINS, TooWide, TracedTensor, lift

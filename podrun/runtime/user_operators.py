@@ -14,11 +14,11 @@ import json
 import os
 import runpy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from podrun.core.environment import environment
 from podrun.core.errors import NotFoundError
+from podrun.core.quick_dataclass import dataclass
 
 FILES = "PODRUN_CUSTOM_OPS"
 """Python files that register the operators of a program's compiled libraries, separated as in PATH."""

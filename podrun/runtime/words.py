@@ -8,8 +8,10 @@ templates of ``str.format``; the comment behind a field names the values that it
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
+
+from podrun.core.quick_dataclass import dataclass
 
 
 class SessionCall(Enum):

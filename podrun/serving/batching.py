@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 
 from podrun.core.errors import UsageError
+from podrun.core.quick_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import Any
 
 from podrun.core.errors import UnsupportedError, UsageError
+from podrun.core.quick_dataclass import dataclass
 
 WITHOUT_EFFECT = (
     *("enable_prefetch_datastreams", "enable_gather_simplifier", "show_compilation_progress_bar"),

@@ -10,7 +10,8 @@ import http.client
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from podrun.core.quick_dataclass import dataclass
 
 LOOK_SECONDS = 5.0
 PATIENCE_SECONDS = 120.0

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from podrun.core.errors import ConfigError, UsageError
+from podrun.core.quick_dataclass import dataclass
 from podrun.serving.fused_models import fused_graphs, graph_of
 from podrun.serving.loaded_model import DataDescription
 from podrun.serving.model_folder import served_model

@@ -15,11 +15,11 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
+from podrun.core.quick_dataclass import dataclass
 from podrun.serving.model_folder import versions_of
 
 STUB = "triton_python_backend_stub"

@@ -11,7 +11,6 @@ import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +25,7 @@ from podrun.core.errors import (
     UsageError,
 )
 from podrun.core.executable import Retrieval, StreamDirection
+from podrun.core.quick_dataclass import dataclass
 from podrun.runtime.device_pool import Candidates, DevicePool
 from podrun.runtime.model_export import ANCHOR_HANDLE
 from podrun.serving.closing import ClosedAtEnd

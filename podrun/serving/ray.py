@@ -22,7 +22,7 @@ import functools
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,7 @@ import numpy as np
 from podrun.core.environment import environment, pass_on
 from podrun.core.error_codec import error_from_json, error_to_json
 from podrun.core.errors import DeadlineError, PodrunError, PoplarError, ServiceError, UsageError
+from podrun.core.quick_dataclass import dataclass
 from podrun.runtime.device_pool import DevicePool
 from podrun.serving.compiler import ServedModel
 from podrun.serving.tfserving.answers import VersionOnIpus

@@ -11,10 +11,10 @@ import json
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from podrun.core.environment import environment
 from podrun.core.errors import PodrunError, PoplarError
+from podrun.core.quick_dataclass import dataclass
 
 log = logging.getLogger("podrun.serving")
 

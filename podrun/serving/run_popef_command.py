@@ -10,7 +10,6 @@ import importlib
 import time
 from collections.abc import Mapping
 from concurrent.futures import wait
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +18,7 @@ import click
 
 from podrun.core.command_line import HELP_OPTIONS
 from podrun.core.errors import UsageError
+from podrun.core.quick_dataclass import dataclass
 from podrun.core.stop_signals import in_daemon_thread
 
 if TYPE_CHECKING:

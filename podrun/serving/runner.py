@@ -18,11 +18,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from podrun.core.errors import CallError, PodrunError, UsageError
+from podrun.core.quick_dataclass import dataclass
 from podrun.runtime.device import RunDevice
 from podrun.serving.batching import BatchingRule
 from podrun.serving.closing import ClosedAtEnd

@@ -19,12 +19,12 @@ import sys
 import sysconfig
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
 import podrun
 from podrun.core.errors import MissingPackageError, PodrunError, UsageError
+from podrun.core.quick_dataclass import dataclass
 from podrun.core.stop_signals import stop_signals_handled
 from podrun.core.trampoline import tied_words
 from podrun.serving.hang_watch import PATIENCE_SECONDS, HangWatch, server_lives

@@ -12,9 +12,10 @@ import copy
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from podrun.core.errors import ExhaustedError, PodrunError
+from podrun.core.quick_dataclass import dataclass
 from podrun.launcher.recovery import (
     Attempt,
     Coordinator,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from podrun.checkpoint.policy import CheckpointPolicy
 from podrun.core.cluster import Cluster
+from podrun.core.quick_dataclass import dataclass
 from podrun.faults import FaultSpec
 from podrun.launcher.recovery import ENDING_TIMES, RestartPolicy
 from podrun.simulate.engine import nanoseconds

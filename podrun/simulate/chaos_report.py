@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from podrun import __version__
+from podrun.core.quick_dataclass import dataclass
 from podrun.core.terminal import text_table
 from podrun.simulate.campaign import Campaign, CampaignResult
 from podrun.simulate.campaign_setup import CampaignSetup

@@ -13,12 +13,12 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from podrun.core.cluster import Cluster
 from podrun.core.environment import environment
 from podrun.core.errors import UsageError
+from podrun.core.quick_dataclass import dataclass
 from podrun.core.terminal import text_table
 from podrun.simulate.engine import SECOND
 from podrun.simulate.jobs import JobOutcome, TraceJob

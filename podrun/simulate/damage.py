@@ -5,12 +5,13 @@ The action that makes a target usable again is that of `podrun.core.fault_effect
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from podrun.core.errors import RecoveryAction
 from podrun.core.fault_effects import EFFECTS
 from podrun.core.fault_kinds import DISTURBANCES
+from podrun.core.quick_dataclass import dataclass
 from podrun.launcher.recovery import Damage
 from podrun.record.incidents import Incident
 from podrun.simulate.engine import SECOND

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+from podrun.core.quick_dataclass import dataclass
 
 CONFIDENCE = 0.95
 

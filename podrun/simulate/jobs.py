@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
+from podrun.core.quick_dataclass import dataclass
 from podrun.simulate.engine import SECOND
 
 

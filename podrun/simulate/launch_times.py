@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import NormalDist
 
 from podrun.core.errors import ConfigError, UsageError
+from podrun.core.quick_dataclass import dataclass
 from podrun.record.events import TimedEvent, read_record
 from podrun.record.timeline import timed_events
 from podrun.simulate.campaign_setup import RecoveryTimes

@@ -6,11 +6,11 @@ for the campaign as one of its rates.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from podrun.core.cluster import IPUS_PER_MACHINE
 from podrun.core.errors import UsageError
+from podrun.core.quick_dataclass import dataclass
 from podrun.faults import FaultSpec, FaultTarget
 from podrun.simulate.engine import Order, nanoseconds
 from podrun.simulate.rates import FailureSource

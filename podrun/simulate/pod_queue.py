@@ -9,11 +9,11 @@ lets others pass as it does in service.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from podrun.core.cluster import Cluster
 from podrun.core.errors import UsageError
+from podrun.core.quick_dataclass import dataclass
 from podrun.partition.state import events as ev
 from podrun.partition.state.allocator import Allocator
 from podrun.partition.state.candidates import largest_possible

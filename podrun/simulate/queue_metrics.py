@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from podrun.core.quick_dataclass import dataclass
 from podrun.simulate.engine import SECOND
 from podrun.simulate.jobs import JobOutcome
 

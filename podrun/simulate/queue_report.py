@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from podrun import __version__
 from podrun.core.documents import write_output
 from podrun.core.errors import UsageError
+from podrun.core.quick_dataclass import dataclass
 from podrun.core.terminal import text_table
 from podrun.partition.state.capture import CapturedPod, read_capture
 from podrun.simulate.captured_start import jobs_since_capture

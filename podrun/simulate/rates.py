@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from podrun.core.cluster import Cluster, ladder_links
 from podrun.core.documents import Document, read_document
 from podrun.core.errors import NotFoundError
 from podrun.core.fault_effects import kinds_of
+from podrun.core.quick_dataclass import dataclass
 
 CHIPS_PER_NODE = 8
 """GPUs of the servers that published rates are about."""

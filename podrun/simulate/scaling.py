@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
 from podrun.checkpoint.policy import optimal_period, periodic_efficiency
 from podrun.core.documents import read_text, write_output
 from podrun.core.errors import ConfigError, UsageError
+from podrun.core.quick_dataclass import dataclass
 from podrun.core.terminal import text_table
 from podrun.costmodel.batch import BatchWork, batch_seconds
 from podrun.costmodel.target import GC200

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from podrun.core.quick_dataclass import dataclass
 from podrun.simulate.streams import RandomStreams
 
 DAY_H = 24.0

@@ -11,11 +11,12 @@ import heapq
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, cast
 
 from podrun.core.cluster import Cluster
 from podrun.core.errors import ExhaustedError, ServiceError, UsageError
+from podrun.core.quick_dataclass import dataclass
 from podrun.core.telemetry import MachineReport
 from podrun.partition.machines.pool import Control, MachinePool
 from podrun.partition.server.service import Service

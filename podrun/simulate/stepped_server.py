@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import grpc
 
 from podrun.core.errors import PodrunError, UsageError
+from podrun.core.quick_dataclass import dataclass
 from podrun.partition.client.vipu_client import VipuClient
 from podrun.partition.server.calls import abort_with
 from podrun.protos.services import add_to_server, stub_of

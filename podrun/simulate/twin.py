@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from podrun.core.documents import read_text
 from podrun.core.errors import ConfigError, PodrunError
+from podrun.core.quick_dataclass import dataclass
 from podrun.core.terminal import text_table
 from podrun.faults import parse_fault
 from podrun.launcher.recovery import Attempt, Coordinator, Damage, Recovery

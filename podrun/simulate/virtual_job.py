@@ -7,7 +7,9 @@ no event stands for a batch or a checkpoint.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from podrun.core.quick_dataclass import dataclass
 
 BINS = (
     "queue",

@@ -9,11 +9,11 @@ what was drawn, beside which `TraceGenerator.expected` puts the stated ones.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
 from podrun.core.errors import UsageError
+from podrun.core.quick_dataclass import dataclass
 from podrun.simulate.engine import SECOND, nanoseconds
 from podrun.simulate.jobs import TraceJob
 from podrun.simulate.streams import RandomStreams

@@ -11,7 +11,6 @@ import contextlib
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from podrun.core.environment import (
@@ -22,6 +21,7 @@ from podrun.core.environment import (
     podrun_cache_directory,
 )
 from podrun.core.errors import NotFoundError, UsageError
+from podrun.core.quick_dataclass import dataclass
 
 YOUNG_SECONDS = 60.0
 KINDS: Mapping[str, str] = {

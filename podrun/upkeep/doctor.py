@@ -18,13 +18,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from importlib import metadata
 from pathlib import Path
 
 from podrun import __version__
 from podrun.core.environment import environment, podrun_cache_directory, runtime_directory
 from podrun.core.errors import PodrunError, UsageError
+from podrun.core.quick_dataclass import dataclass
 
 GIB, MIB = 1 << 30, 1 << 20
 LEAST_MEMORY, GOOD_MEMORY = 1 * GIB, 3 * GIB

@@ -15,11 +15,12 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from podrun.core.errors import ConflictError, DeadlineError, DeniedError, NotFoundError, PodrunError, present
+from podrun.core.quick_dataclass import dataclass
 from podrun.core.telemetry import attached_processes
 from podrun.partition.host.discovery import LAUNCHER, ProcessId, Registry, ServiceEntry
 

@@ -5,7 +5,6 @@ arrays. A connection makes a plan once and uses it from run to run.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ import numpy as np
 from podrun.core.errors import ApplicationRuntimeError
 from podrun.core.executable import Array, Executable, Retrieval, Stream, numpy_dtype
 from podrun.core.layout import IpuRange
+from podrun.core.quick_dataclass import dataclass
 from podrun.device.host.ports import Site, replica_slices
 from podrun.device.program.streams import (
     anchor_shape,

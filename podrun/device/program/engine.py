@@ -15,7 +15,6 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -34,6 +33,7 @@ from podrun.core.executable import (
     Send,
     StoreStream,
 )
+from podrun.core.quick_dataclass import dataclass
 from podrun.core.shared_region import RegionName
 from podrun.core.terminal import reported_steps
 from podrun.device.crash_records import (

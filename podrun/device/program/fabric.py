@@ -10,13 +10,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Protocol
 
 from podrun.collectives import ClosedError
 from podrun.core.error_codec import error_to_dict
 from podrun.core.errors import PoplarError
 from podrun.core.layout import IpuRange
+from podrun.core.quick_dataclass import dataclass
 from podrun.device.error_messages import different_programs, host_sync_timeout, ipus_in_words
 
 LOOK_SECONDS = 0.5

@@ -11,7 +11,6 @@ It applies to programs whose batch ends with reductions, updates of slices and g
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -27,6 +26,7 @@ from podrun.core.executable import (
     Reduction,
 )
 from podrun.core.names import SLICE
+from podrun.core.quick_dataclass import dataclass
 from podrun.device.program.buffers import Buffers
 from podrun.device.program.machine_groups import CoreLock
 from podrun.device.xla.pieces import Piece

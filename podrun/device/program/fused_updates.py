@@ -13,7 +13,6 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -33,6 +32,7 @@ from podrun.core.executable import (
     StoreStream,
 )
 from podrun.core.names import SLICE
+from podrun.core.quick_dataclass import dataclass
 from podrun.device.program.buffers import Buffers
 from podrun.device.program.xla_memory import in_shape
 from podrun.device.xla.clients import machine_settings

@@ -14,7 +14,7 @@ Faults and aborts take effect between two instructions.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,7 @@ from podrun.core.executable import (
     Sync,
     SyncScope,
 )
+from podrun.core.quick_dataclass import dataclass
 from podrun.device.crash_records import ProgressSlot
 from podrun.device.program.buffers import Buffers, Read, Write
 from podrun.device.program.fused_tail import make_fused_tail

@@ -27,7 +27,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from podrun.collectives import Communicator, Group, RankLostError, RankMissingError
@@ -43,6 +43,7 @@ from podrun.core.executable import (
     StoreStream,
     Variable,
 )
+from podrun.core.quick_dataclass import dataclass
 from podrun.device.program.replica_messages import ReplicaChannel, ReplicaMessages, with_program_ranks
 
 CoreLock = AbstractContextManager[object]

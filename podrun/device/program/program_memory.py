@@ -7,7 +7,7 @@ gathering writes to a buffer of its own; afterwards the arena's name means that 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from math import copysign
 from typing import Any
@@ -27,6 +27,7 @@ from podrun.core.executable import (
     numpy_dtype,
 )
 from podrun.core.names import SLICE, WHOLE
+from podrun.core.quick_dataclass import dataclass
 from podrun.device.program.xla_memory import (
     PendingGradients,
     arena_buffers,

@@ -13,7 +13,6 @@ copy (`ReplicaState`).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,6 +29,7 @@ from podrun.core.executable import (
     Variable,
     numpy_dtype,
 )
+from podrun.core.quick_dataclass import dataclass
 from podrun.device.program.buffers import Buffers
 
 

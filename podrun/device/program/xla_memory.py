@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Set
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,6 +35,7 @@ from podrun.core.executable import (
     numpy_dtype,
 )
 from podrun.core.names import SLICE, WHOLE
+from podrun.core.quick_dataclass import dataclass
 from podrun.device.xla.clients import on_one_thread, one_thread_device, own_settings
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ import math
 import platform
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ import numpy as np
 
 from podrun.core.environment import PODRUN_CONVOLUTIONS, environment
 from podrun.core.errors import UsageError
+from podrun.core.quick_dataclass import dataclass
 from podrun.device.xla.matrix_products import PRODUCT_TARGET, FloatArray, check_products
 from podrun.private_apis.jax import convolutions_problem
 

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
+
+from podrun.core.quick_dataclass import dataclass
 
 if TYPE_CHECKING:
     from podrun.private_apis.mlir_types import MlirBlock, MlirModule, MlirOperation, MlirType, MlirValue

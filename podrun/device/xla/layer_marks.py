@@ -9,10 +9,10 @@ an image's pixels and a softmax of such a sum become calls too.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from podrun.core.quick_dataclass import dataclass
 from podrun.device.xla.epilogues import is_zero, producer
 from podrun.private_apis.jax import run_passes
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from podrun.core.quick_dataclass import dataclass
 from podrun.device.xla.convolutions import NETWORK_TARGET
 from podrun.device.xla.epilogues import producer
 from podrun.device.xla.layer_marks import SAME_ORDER, main_blocks

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import IntEnum
+
+from podrun.core.quick_dataclass import dataclass
 
 WORTH_TWO_PARTS = 1 << 13
 """Fewest elements of a layer other than a convolution that is divided over two threads."""

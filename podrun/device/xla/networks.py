@@ -13,12 +13,13 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from podrun.core.quick_dataclass import dataclass
 from podrun.device.xla.convolutions import NETWORK_TARGET, TARGET, Kind, available
 from podrun.device.xla.epilogues import nested, per_channel, producer
 from podrun.device.xla.layer_marks import CUT, MARKS, POOL, SAME_ORDER, SOFTMAX, SUM, main_blocks, mark_layers

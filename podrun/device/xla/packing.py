@@ -15,12 +15,12 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from podrun.core.quick_dataclass import dataclass
 from podrun.device.xla.convolutions import SHUFFLE, TARGET, Kind, available
 from podrun.device.xla.epilogues import nested, producer
 from podrun.private_apis.jax import mlir, stablehlo

@@ -16,7 +16,7 @@ import math
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -26,6 +26,7 @@ from podrun.core import executable_file
 from podrun.core.environment import XLA_FLAGS, environment
 from podrun.core.errors import ApplicationRuntimeError
 from podrun.core.executable import Computation, numpy_dtype
+from podrun.core.quick_dataclass import dataclass
 from podrun.device.xla.clients import (
     SHARED_BY,
     callable_across_clients,

@@ -16,7 +16,7 @@ import hashlib
 import json
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +24,7 @@ import numpy as np
 import podrun
 from podrun.core.documents import write_whole
 from podrun.core.executable import numpy_dtype
+from podrun.core.quick_dataclass import dataclass
 from podrun.device.xla.convolutions import PACKAGE
 from podrun.private_apis import installed_version
 

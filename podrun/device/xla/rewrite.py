@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from podrun.core.quick_dataclass import dataclass
 from podrun.device.xla.channels_last import sink_transposes
 from podrun.device.xla.convolutions import (
     TARGET,

@@ -19,10 +19,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from podrun.core.quick_dataclass import dataclass
 from podrun.device.xla.epilogues import create_operation, is_zero, nested, producer
 from podrun.private_apis.jax import mlir, run_passes
 

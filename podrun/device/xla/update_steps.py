@@ -12,13 +12,14 @@ import enum
 import importlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from podrun.core.executable import Array, Computation
+from podrun.core.quick_dataclass import dataclass
 from podrun.device.xla.epilogues import inline, nested
 from podrun.private_apis.jax import exported_stablehlo, mlir, reads_stablehlo
 

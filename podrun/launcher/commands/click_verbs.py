@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,6 +12,7 @@ from typing import Any, TypeVar
 import click
 
 from podrun.core.errors import UsageError
+from podrun.core.quick_dataclass import dataclass
 from podrun.launcher.relaunch import StartWords, start_podrun
 
 F = TypeVar("F", bound=Callable[..., Any] | click.Command)

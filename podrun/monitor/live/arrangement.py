@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
 from podrun.core.ipu_states import IpuErrorState, MachineState
+from podrun.core.quick_dataclass import dataclass
 from podrun.monitor.live.sighting import IpuSight, JobSight, MachineSight, PodSighting
 from podrun.monitor.pod_health import HealthProblem, Severity
 

@@ -9,11 +9,11 @@ import gzip
 import json
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from podrun.core.errors import ConfigError, NotFoundError
+from podrun.core.quick_dataclass import dataclass
 from podrun.monitor.live.sighting import PodSighting, sighting_from_plain
 
 VERSION = 1

@@ -7,11 +7,12 @@ recordings hold.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import TYPE_CHECKING, Any
 
 from podrun.core.cluster import ipu_number
 from podrun.core.errors import ConfigError
+from podrun.core.quick_dataclass import dataclass
 from podrun.monitor.devices import Device, View
 from podrun.monitor.pod_health import HealthProblem, Severity, problems_of
 from podrun.partition.state.values import IpuofConfig

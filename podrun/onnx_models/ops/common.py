@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from podrun.core.errors import InputMismatch, UnsupportedError
+from podrun.core.quick_dataclass import dataclass
 from podrun.onnx_models.ops.registry import ONNX, operator
 from podrun.runtime.graph import Node
 from podrun.runtime.operators import Context, OperatorFunction

@@ -14,9 +14,9 @@ Source: PopART 3.4's operator classes and its integration tests.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from podrun.core.errors import UsageError
+from podrun.core.quick_dataclass import dataclass
 from podrun.onnx_models.ops.registry import GRAPHCORE, ONNX
 from podrun.onnx_models.ops.sdk_layers import detached_or_training
 from podrun.onnx_models.ops.sdk_rules import RULES, Forms, identifier, refused, shapes_broadcast, shown

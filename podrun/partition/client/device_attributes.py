@@ -6,11 +6,11 @@ An unknown reading prints as ``N/A``; an unknown attribute of an attached proces
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from podrun import __version__
 from podrun.core.cluster import IPUS_PER_MACHINE
+from podrun.core.quick_dataclass import dataclass
 from podrun.core.telemetry import IpuReport, MachineReport
 from podrun.partition.state.values import PartitionInfo
 

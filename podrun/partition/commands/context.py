@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ import click
 from podrun.core.command_line import JSON_SCHEMA_VERSION, run_while_read
 from podrun.core.errors import NotFoundError, PodrunError
 from podrun.core.machine_output import print_output
+from podrun.core.quick_dataclass import dataclass
 from podrun.partition.commands.which_server import SYSTEM_CONFIG, Endpoint, find_server, read_hcl, use_tls
 from podrun.partition.state.codec import value_to_json
 

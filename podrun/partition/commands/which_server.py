@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from podrun.core.access import OWN_SERVER
 from podrun.core.documents import read_text
 from podrun.core.environment import environment
 from podrun.core.errors import ConfigError, NotFoundError, UsageError
+from podrun.core.quick_dataclass import dataclass
 
 SYSTEM_CONFIG = Path("/etc/vipu/vipu-cli.hcl")
 

@@ -20,13 +20,14 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from podrun.core.documents import parse_json, read_text
 from podrun.core.environment import runtime_directory
 from podrun.core.errors import ConfigError, NotFoundError, ServiceError, UsageError, present
 from podrun.core.identity import connect_tcp
+from podrun.core.quick_dataclass import dataclass
 from podrun.partition.host.guardian import SCRATCH_PREFIX, end_writers, marked_processes, remove_tree
 
 VIPU_SERVER = "vipu-server"

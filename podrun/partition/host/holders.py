@@ -16,10 +16,10 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from podrun.core.quick_dataclass import dataclass
 from podrun.partition.host.discovery import ProcessId, own_process_id
 
 _TEXT = re.compile(r"[^:\s]{1,255}:[0-9a-f-]{0,36}:[0-9]{0,20}:[0-9]{1,10}:[0-9]{1,20}")

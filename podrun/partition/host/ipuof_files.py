@@ -11,11 +11,12 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from podrun.core.environment import environment
+from podrun.core.quick_dataclass import dataclass
 from podrun.partition.host.holders import lives
 
 if TYPE_CHECKING:

@@ -15,10 +15,10 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from podrun.core.access import tls_asked_for
 from podrun.core.gate import GREETING
+from podrun.core.quick_dataclass import dataclass
 from podrun.partition.host.discovery import connect_to
 
 CLOSED_AT_ONCE_S = 0.1

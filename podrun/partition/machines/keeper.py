@@ -24,12 +24,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from podrun.core.documents import parse_json, read_text
 from podrun.core.environment import PODRUN_RUNTIME_DIR, environment
 from podrun.core.errors import ConfigError, NotFoundError, PodrunError, ServiceError, present
+from podrun.core.quick_dataclass import dataclass
 from podrun.core.stop_signals import StopRequest
 from podrun.partition.host.discovery import POD, Publication, Registry, ServiceEntry, own_process_id
 

@@ -12,7 +12,7 @@ import socket
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 from podrun.core.cluster import Cluster
@@ -25,6 +25,7 @@ from podrun.core.errors import (
     UsageError,
 )
 from podrun.core.ipu_states import IpuErrorState, MachineState
+from podrun.core.quick_dataclass import dataclass
 from podrun.core.telemetry import AttachedProcess, IpuReport, MachineReport, attached_processes
 from podrun.partition.machines.pool import SILENT, MachinePool
 from podrun.partition.state import events as ev

@@ -15,12 +15,12 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
 from podrun.core.cluster import Cluster
 from podrun.core.errors import PodrunError, ServiceError, TakenBy
+from podrun.core.quick_dataclass import dataclass
 from podrun.core.telemetry import MachineReport
 from podrun.faults import FaultSpec
 from podrun.partition.host.discovery import listens

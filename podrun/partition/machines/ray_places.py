@@ -10,7 +10,6 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from podrun.core.access import tls_asked_for
 from podrun.core.cluster import IPUS_PER_MACHINE, Cluster
 from podrun.core.environment import TLS_VARIABLES, environment
+from podrun.core.quick_dataclass import dataclass
 from podrun.partition.machines.ray_session import RaySession
 from podrun.partition.machines.ray_starts import (
     PER_PROCESS_VARIABLE,

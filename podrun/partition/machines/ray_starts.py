@@ -19,7 +19,6 @@ import logging
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -29,6 +28,7 @@ import psutil
 from podrun.core.cluster import Cluster
 from podrun.core.errors import DeadlineError, PodrunError, ServiceError, UsageError
 from podrun.core.identity import connect_tcp
+from podrun.core.quick_dataclass import dataclass
 from podrun.core.terminal import report_step
 
 if TYPE_CHECKING:

@@ -14,12 +14,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from podrun.core.errors import PodrunError, ServiceError
 from podrun.core.identity import Caller
+from podrun.core.quick_dataclass import dataclass
 from podrun.partition.server.sharing import CallRoom, Sharing
 from podrun.partition.state.accounts import Account, Accounts
 

@@ -14,10 +14,11 @@ import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from podrun.core.errors import ExhaustedError, UsageError
+from podrun.core.quick_dataclass import dataclass
 
 KINDS = ("partition", "machine", "incident", "cluster", "allocation", "reservation", "user")
 SYNCED = "synced"

@@ -11,11 +11,12 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from podrun.core.cluster import Cluster
 from podrun.core.errors import LostAnswerError, NotFoundError, UsageError
+from podrun.core.quick_dataclass import dataclass
 from podrun.core.telemetry import ControlEvent, MachineReport, planned_in
 from podrun.faults import FaultSpec, FaultTarget, Struck, partition_links, validate
 from podrun.partition.state.placement import routing_of

@@ -16,11 +16,12 @@ import pwd
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from podrun.core.errors import DeniedError, ExhaustedError, NotFoundError
 from podrun.core.identity import Caller, user_name
+from podrun.core.quick_dataclass import dataclass
 from podrun.core.telemetry import AttachedProcess, MachineReport
 from podrun.partition.state.records import NOBODY, owner_name
 from podrun.partition.state.values import NO_USER

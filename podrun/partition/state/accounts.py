@@ -16,11 +16,12 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from podrun.core.access import ACCESS_KEY_KEY, USER_KEY
 from podrun.core.errors import ConflictError, DeniedError, ExistsError, UsageError
+from podrun.core.quick_dataclass import dataclass
 from podrun.partition.state.requirements import check_name, unknown_name
 from podrun.partition.state.stored_rows import checked, parse_row
 

@@ -15,11 +15,12 @@ States of a partition::
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypedDict
 
 from podrun.core.cluster import Allocation, Cluster
 from podrun.core.errors import ConflictError, ExistsError, InternalError
+from podrun.core.quick_dataclass import dataclass
 from podrun.partition.state import allocations, machine_loss, maintenance, orphans, partition_life, queueing
 from podrun.partition.state import events as ev
 from podrun.partition.state.backfill import HeldTimes, Times

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from podrun.core.cluster import Cluster
+from podrun.core.quick_dataclass import dataclass
 from podrun.partition.state.placement import (
     Flags,
     IpuIndex,

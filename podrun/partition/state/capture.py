@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from podrun import __version__
 from podrun.core.cluster import Cluster, GatewayTopology, LinkTopology, Topology
 from podrun.core.documents import parse_json, read_text
 from podrun.core.errors import ConfigError
+from podrun.core.quick_dataclass import dataclass
 from podrun.partition.state.allocator import Plans
 from podrun.partition.state.records import Partition
 from podrun.partition.state.stored_rows import StateRows, checked, plain_row

@@ -8,9 +8,10 @@ allocator ignores a report about an operation that is not the partition's curren
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from podrun.core.cluster import Allocation, Cluster, GatewayTopology, LinkTopology
+from podrun.core.quick_dataclass import dataclass
 from podrun.partition.state.placement import MachineSlice
 from podrun.partition.state.records import Maintenance, Partition, Queued, Reservation
 from podrun.partition.state.values import Requirements

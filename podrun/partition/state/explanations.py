@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from podrun.core.errors import ExhaustedError, UsageError
+from podrun.core.quick_dataclass import dataclass
 from podrun.partition.state.backfill import PlannedStart
 from podrun.partition.state.candidates import choices_of
 from podrun.partition.state.placement import (

@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 from collections import ChainMap
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 
 from podrun.core.cluster import IPUS_PER_MACHINE, ROUTINGS, Allocation, Cluster, LinkTopology, Routing
 from podrun.core.errors import UsageError
+from podrun.core.quick_dataclass import dataclass
 
 if TYPE_CHECKING:
     from podrun.partition.state.records import Partition

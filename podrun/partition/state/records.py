@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from podrun.core.identity import user_name
+from podrun.core.quick_dataclass import dataclass
 from podrun.faults import FaultSpec
 from podrun.partition.state.placement import MachineSlice
 from podrun.partition.state.values import NO_USER, PartitionState, Requirements, SyncType

@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from podrun.core.cluster import Allocation, Cluster
 from podrun.core.errors import ConfigError, InternalError
+from podrun.core.quick_dataclass import dataclass
 from podrun.partition.state.accounts import account_of_row
 from podrun.partition.state.allocator import Allocator, Plans
 from podrun.partition.state.file_lock import StateFileLock, real_path

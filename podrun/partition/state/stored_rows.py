@@ -13,13 +13,14 @@ import sqlite3
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 from podrun.core.cluster import IPUS_PER_MACHINE
 from podrun.core.documents import parse_json
 from podrun.core.errors import ConfigError, PodrunError
+from podrun.core.quick_dataclass import dataclass
 from podrun.faults import FaultSpec, parse_fault
 
 Row = tuple[Any, ...]

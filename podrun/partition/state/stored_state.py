@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from podrun.core.cluster import (
@@ -19,6 +19,7 @@ from podrun.core.cluster import (
     arrange_pod,
 )
 from podrun.core.errors import InternalError, UsageError
+from podrun.core.quick_dataclass import dataclass
 from podrun.partition.host.holders import parse_holder
 from podrun.partition.state.accounts import account_of_row
 from podrun.partition.state.allocator import NO_PLANS, Allocator, Plans

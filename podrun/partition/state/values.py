@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from podrun.core.cluster import IPUS_PER_MACHINE
 from podrun.core.errors import UsageError
+from podrun.core.quick_dataclass import dataclass
 from podrun.faults import FaultSpec
 from podrun.partition.state.codec import spelled, value_to_json
 

@@ -14,12 +14,13 @@ import json
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from podrun.core.quick_dataclass import dataclass
 from podrun.onnx_models.light_model import LightModel, put_beside
 from podrun.onnx_models.tensor_proto import to_array, to_proto
 from podrun.popart.models.onnx_inference import infer_outputs

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 
+from podrun.core.quick_dataclass import dataclass
 from podrun.onnx_models.tensor_proto import to_proto
 from podrun.popart.building.graph_builder import BuilderModel
 from podrun.popart.operators.graphcore_ops import REQUIRED

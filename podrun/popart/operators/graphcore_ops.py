@@ -7,9 +7,9 @@ PopART Python API reference, and the PopART User Guide on operators.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from podrun.core.quick_dataclass import dataclass
 from podrun.onnx_models.annotations import COLLECTIVE_OPERATOR, COMM_GROUP
 from podrun.popart.values.enums import DataType, InitType, ReductionType, ScatterReduction, TensorRemapType
 from podrun.popart.values.exceptions import popart_exception

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from podrun.core.quick_dataclass import dataclass
 from podrun.popart.values.enums import DataType
 from podrun.popart.values.exceptions import incompatible, popart_exception, surfaced
 from podrun.popart.values.tensor_info import boolean, number, numpy_name

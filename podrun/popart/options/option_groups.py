@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from podrun.core.quick_dataclass import dataclass
 from podrun.popart.values.enums import (
     AccumulateOuterFragmentSchedule,
     AutodiffStitchStrategy,

@@ -7,9 +7,10 @@ accepted, checked and passed on to the compiler's cost model where it uses them.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from podrun.core.quick_dataclass import dataclass
 from podrun.popart.options.option_groups import (
     AccumulateOuterFragmentSettings,
     AutomaticLossScalingSettings,

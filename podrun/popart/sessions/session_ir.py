@@ -6,8 +6,7 @@ the forward graph that is computed (`podrun.runtime.graph_text`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from podrun.core.quick_dataclass import dataclass
 from podrun.popart.options.patterns import Patterns
 from podrun.popart.options.session_options import SessionOptions
 from podrun.popart.sessions.run_settings import POPART_WORDS

@@ -13,11 +13,11 @@ import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import FrameType
 from typing import Any, TextIO
 
 from podrun import __version__
+from podrun.core.quick_dataclass import dataclass
 from podrun.popart.values.exceptions import incompatible
 from podrun.runtime.environment import ours
 

@@ -11,8 +11,7 @@ made from the program's and the other way round.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from podrun.core.quick_dataclass import dataclass
 from podrun.popart.values.enums import CommGroupType, VariableRetrievalMode
 from podrun.popart.values.exceptions import incompatible, popart_exception
 

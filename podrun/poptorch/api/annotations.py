@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, TypeVar
 
 import torch
 
+from podrun.core.quick_dataclass import dataclass
 from podrun.poptorch.api.signatures import checks_arguments, checks_arguments_but, checks_methods
 from podrun.poptorch.api.strategies import ExecutionStrategy, PipelinedExecution
 from podrun.poptorch.capture.graph import BlockPlacement

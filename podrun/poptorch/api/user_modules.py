@@ -16,12 +16,12 @@ import copyreg
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex
 
 import torch
 
 from podrun.core.errors import InternalError
+from podrun.core.quick_dataclass import dataclass
 from podrun.poptorch.api.enums import CommGroupType, VariableRetrievalMode
 from podrun.poptorch.capture.torch_names import tensors_in
 from podrun.poptorch.errors import ArgumentError, Error

@@ -8,11 +8,11 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from podrun.core.quick_dataclass import dataclass
 from podrun.poptorch.capture.graph import (
     HOST_CALL,
     BlockPlacement,

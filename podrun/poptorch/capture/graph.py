@@ -17,11 +17,12 @@ import copy
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from podrun.core.quick_dataclass import dataclass
 from podrun.poptorch.errors import Error
 
 if TYPE_CHECKING:

@@ -6,11 +6,11 @@ replicas with the same input), and the samples of one micro-batch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
+from podrun.core.quick_dataclass import dataclass
 from podrun.poptorch.api.enums import CommGroupType, OutputMode
 from podrun.poptorch.errors import ArgumentError
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from podrun.core.quick_dataclass import dataclass
 from podrun.poptorch.api.options import Options
 from podrun.poptorch.capture.capture import Capture
 from podrun.poptorch.capture.graph import GraphNode, GraphValue, Origin

@@ -8,7 +8,7 @@ arguments that gives one, with the shapes of its inputs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 
 from podrun.core.errors import UsageError
 from podrun.core.program_files import as_program, model_in_file, parse_input, run_until_compiled
+from podrun.core.quick_dataclass import dataclass
 from podrun.poptorch.api.options import Options
 from podrun.poptorch.api.user_modules import untracked
 from podrun.poptorch.capture.capture import Capture

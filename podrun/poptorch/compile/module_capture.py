@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import torch
 
+from podrun.core.quick_dataclass import dataclass
 from podrun.poptorch.api.annotations import CaptureAnnotations, following
 from podrun.poptorch.api.enums import CommGroupType, VariableRetrievalMode
 from podrun.poptorch.api.optim import ProgramOptimizer

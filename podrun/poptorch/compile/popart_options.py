@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from podrun.compiler.program import Locations, PipelineOrder
+from podrun.core.quick_dataclass import dataclass
 from podrun.costmodel.tile_memory import Location
 from podrun.poptorch.compile.popart_option_types import WITHOUT_EFFECT, in_type, member_number
 from podrun.poptorch.errors import Error

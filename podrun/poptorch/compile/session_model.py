@@ -8,13 +8,14 @@ called: a program that imports ``poptorch`` and compiles nothing waits for no JA
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from podrun.compiler.program import Beside
 from podrun.core.errors import InternalError
+from podrun.core.quick_dataclass import dataclass
 from podrun.poptorch.api.enums import OverlapMode
 from podrun.poptorch.capture.graph import BlockPlacement, CapturedGraph, GraphNode, GraphValue
 from podrun.runtime.graph import NOWHERE, Hints, Model, Node, OperatorGraph, Place, TensorType, VariableGroups

@@ -14,13 +14,13 @@ import os
 import signal
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from multiprocessing import connection, parent_process, reduction
 from typing import Any, Protocol
 
 import torch
 
 from podrun.core.errors import InternalError
+from podrun.core.quick_dataclass import dataclass
 from podrun.poptorch.capture import graph
 from podrun.private_apis.torch import end_workers, watch_workers
 

@@ -9,13 +9,13 @@ import functools
 import inspect
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
+from podrun.core.quick_dataclass import dataclass
 from podrun.poptorch.capture.graph import Structure, arranged, flatten, unflatten
 from podrun.poptorch.errors import ArgumentError, Error
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
+from podrun.core.quick_dataclass import dataclass
 from podrun.poptorch.api.enums import OutputMode
 from podrun.poptorch.api.optim import ProgramOptimizer
 from podrun.poptorch.capture.capture import Capture

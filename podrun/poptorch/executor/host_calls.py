@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, NoReturn
 
 import numpy as np
 import torch
 
 from podrun.core.errors import InternalError
+from podrun.core.quick_dataclass import dataclass
 from podrun.poptorch.capture.capture import Capture
 from podrun.poptorch.capture.graph import HOST_CALL, CapturedGraph, GraphNode, GraphValue, values_in
 from podrun.poptorch.compile.batches import BatchDimensions

@@ -20,7 +20,6 @@ import io
 import json
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +28,7 @@ import torch
 
 from podrun.core.documents import parse_json
 from podrun.core.errors import ConfigError
+from podrun.core.quick_dataclass import dataclass
 from podrun.popef.reader import PopefReader
 from podrun.popef.writer import write_with_blobs
 from podrun.poptorch.api.optim import ProgramOptimizer

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from torch.utils.hooks import RemovableHandle
+
+from podrun.core.quick_dataclass import dataclass
 
 _before: OrderedDict[int, Callable[[], Any]] = OrderedDict()
 _after: OrderedDict[int, Callable[[], Any]] = OrderedDict()

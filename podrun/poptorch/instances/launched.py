@@ -11,13 +11,13 @@ Source of names and meaning: Horovod's documentation of its PyTorch API.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NoReturn, ParamSpec
 
 import numpy as np
 import torch
 
 from podrun.core.errors import UnsupportedError
+from podrun.core.quick_dataclass import dataclass
 from podrun.popdist import core, mpi
 from podrun.popdist.core import popdist_error
 from podrun.popdist.horovod_instances import check_started

@@ -15,7 +15,6 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import jax
@@ -23,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from podrun.core.quick_dataclass import dataclass
 from podrun.poptorch.capture.graph import Argument, GraphNode, GraphValue
 from podrun.poptorch.errors import Error
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
+from podrun.core.quick_dataclass import dataclass
 from podrun.report.library.execution import (
     VERTICES,
     ComputeSet,

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, ClassVar, overload
 
 from podrun.core.errors import UnsupportedError
+from podrun.core.quick_dataclass import dataclass
 
 VERTICES = (
     "the tile model plans operations, not vertices; tile.memory.category.vertexInstanceState has their bytes"

@@ -10,10 +10,11 @@ plus ``wd w`` in Decay mode; ``w <- w - lr r x`` with r = 1, or for LAMB ``min(|
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from podrun.core.executable import TensorSpec
+from podrun.core.quick_dataclass import dataclass
 from podrun.runtime.optimizers.hyperparameters import Hyperparameters, UpdateContext
 from podrun.runtime.optimizers.rules import Compound, Rule, WeightUpdate, plain, state_spec, unclipped
 

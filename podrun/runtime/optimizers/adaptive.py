@@ -10,11 +10,11 @@ TensorFlow variant has eps under the root, v1 from ones, and the learning rate i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from podrun.core.executable import TensorSpec
+from podrun.core.quick_dataclass import dataclass
 from podrun.runtime.optimizers.hyperparameters import Hyperparameters, UpdateContext
 from podrun.runtime.optimizers.rules import Compound, Rule, WeightUpdate, plain, state_spec
 

@@ -13,12 +13,12 @@ import abc
 import operator
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from podrun.compiler.program import FACTOR, RNG
 from podrun.core.executable import TensorSpec
+from podrun.core.quick_dataclass import dataclass
 from podrun.runtime.optimizers.hyperparameters import Hyperparameters, UpdateContext
 from podrun.runtime.tensor_names import default_scalar, specific_scalar
 

@@ -16,12 +16,12 @@ not clipped.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from podrun.core.executable import TensorSpec
+from podrun.core.quick_dataclass import dataclass
 from podrun.runtime.optimizers.hyperparameters import Hyperparameters, UpdateContext
 from podrun.runtime.optimizers.rules import Compound, Rule, WeightUpdate, state_spec, unclipped
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from podrun.core.errors import UsageError
+from podrun.core.quick_dataclass import dataclass
 from podrun.runtime.optimizers.hyperparameters import Hyperparameter
 
 

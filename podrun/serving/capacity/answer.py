@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from podrun.core.errors import UsageError
+from podrun.core.quick_dataclass import dataclass
 from podrun.core.terminal import report_step
 from podrun.costmodel.target import SYSTEMS, system
 from podrun.serving.capacity.planning import (

@@ -6,13 +6,13 @@ Times are drawn once, for a rate of 1, and scaled: plans that differ in rate, ba
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from podrun.core.documents import read_text
 from podrun.core.errors import ConfigError, UsageError
+from podrun.core.quick_dataclass import dataclass
 from podrun.serving.capacity.quantities import duration_seconds
 from podrun.simulate.streams import RandomStreams
 from podrun.simulate.traces.lines import BrokenLineError, read_moment, table_rows

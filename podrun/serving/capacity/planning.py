@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from podrun.core.cluster import IPUS_PER_MACHINE
 from podrun.core.errors import UsageError
+from podrun.core.quick_dataclass import dataclass
 from podrun.serving.batching import BatchingRule
 from podrun.serving.capacity.arrivals import ArrivalProcess
 from podrun.serving.capacity.costs import ModelCosts, RunCost

@@ -6,9 +6,9 @@ import itertools
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from podrun.core.errors import UsageError
+from podrun.core.quick_dataclass import dataclass
 
 _UNITS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(ns|us|ms|s|min|m|h)")

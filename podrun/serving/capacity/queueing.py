@@ -11,11 +11,11 @@ import math
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
 from podrun.core.errors import InternalError
+from podrun.core.quick_dataclass import dataclass
 from podrun.serving.batching import BatchingRule
 
 RunSeconds = Callable[[int], float]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +12,7 @@ import click
 
 from podrun.core.command_line import HELP_OPTIONS
 from podrun.core.errors import UsageError
+from podrun.core.quick_dataclass import dataclass
 
 if TYPE_CHECKING:
     from podrun.serving.capacity.planning import PlannedService

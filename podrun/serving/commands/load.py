@@ -6,7 +6,6 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +13,7 @@ import click
 
 from podrun.core.command_line import HELP_OPTIONS, FiniteRange, seconds_range
 from podrun.core.errors import UsageError
+from podrun.core.quick_dataclass import dataclass
 
 if TYPE_CHECKING:
     import numpy as np

@@ -8,7 +8,6 @@ Each answer is compiled: what fits is told by the tile model, and so is which an
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from onnx import ModelProto, numpy_helper
 
 from podrun.core.command_line import HELP_OPTIONS
 from podrun.core.errors import GraphMemoryAllocationError, NotFoundError, UsageError, present
+from podrun.core.quick_dataclass import dataclass
 from podrun.costmodel.splitting import cut_chain
 from podrun.onnx_models.annotations import AVAILABLE_MEMORY, VIRTUAL_GRAPH
 from podrun.serving.compiler import Compiler, CompilerOptions, model_proto

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from onnx import ModelProto, NodeProto
 
 from podrun.core.errors import UsageError
+from podrun.core.quick_dataclass import dataclass
 from podrun.serving.convert.float8 import FLOAT8_FORMATS, Float8Format
 from podrun.serving.convert.float8_passes import product_nodes
 from podrun.serving.convert.graph_edit import ModelEditor

@@ -11,13 +11,14 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import Any
 
 import onnx
 from onnx import ModelProto
 
 from podrun.core.errors import UsageError
+from podrun.core.quick_dataclass import dataclass
 from podrun.serving.convert.half_passes import listed_names
 from podrun.serving.convert.opset import convert_opset
 from podrun.serving.convert.pass_manager import Pass, pass_class, run_pass

@@ -7,13 +7,12 @@ nor a negative zero, whose pattern is the only NaN: they are ONNX's FLOAT8E4M3FN
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import ml_dtypes
 import numpy as np
 from onnx import TensorProto
 
 from podrun.core.errors import UsageError
+from podrun.core.quick_dataclass import dataclass
 
 _TYPES: dict[str, tuple[int, np.dtype, float]] = {
     "F143": (TensorProto.FLOAT8E4M3FNUZ, np.dtype(ml_dtypes.float8_e4m3fnuz), 240.0),

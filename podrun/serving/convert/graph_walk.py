@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, helper
 
 from podrun.core.errors import UsageError
+from podrun.core.quick_dataclass import dataclass
 
 GRAPHCORE_DOMAIN = "ai.graphcore"
 ONNX_DOMAINS = ("", "ai.onnx")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from onnx import NodeProto, TensorProto
 
+from podrun.core.quick_dataclass import dataclass
 from podrun.serving.convert.cleanup_passes import scale_and_shift
 from podrun.serving.convert.graph_edit import GraphEditor
 from podrun.serving.convert.graph_walk import GRAPHCORE_DOMAIN, attribute

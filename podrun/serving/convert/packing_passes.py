@@ -8,12 +8,12 @@ takes the first place of a row takes that of each sample. Without, no sample cro
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from podrun.core.errors import UnsupportedError, UsageError
+from podrun.core.quick_dataclass import dataclass
 from podrun.serving.convert.attention_passes import scores_of
 from podrun.serving.convert.graph_edit import GraphEditor, ModelEditor
 from podrun.serving.convert.graph_walk import GRAPHCORE_DOMAIN, TensorKind, attribute, names_used

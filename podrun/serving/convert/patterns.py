@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from onnx import GraphProto, NodeProto
 
 from podrun.core.errors import UsageError
+from podrun.core.quick_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

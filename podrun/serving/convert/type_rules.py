@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import onnx
 from onnx import NodeProto
 
+from podrun.core.quick_dataclass import dataclass
 from podrun.serving.convert.graph_walk import ONNX_DOMAINS
 
 FLOAT_TEXT = "tensor(float)"

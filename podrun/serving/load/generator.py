@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 
 import numpy as np
 
+from podrun.core.quick_dataclass import dataclass
 from podrun.core.terminal import report_step
 from podrun.serving.load.servers import ModelServer
 from podrun.serving.load.windows import STABLE_WINDOWS, LoadWindow, are_refused, are_stable, joined

@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import quote, urlsplit
 
 import numpy as np
 
 from podrun.core.errors import MissingPackageError, NotFoundError, ServiceError, UsageError
+from podrun.core.quick_dataclass import dataclass
 from podrun.serving.load.windows import ServerAnswer
 
 if TYPE_CHECKING:

@@ -10,8 +10,10 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol
+
+from podrun.core.quick_dataclass import dataclass
 
 LOWEST_NS, HIGHEST_NS, DIGITS = 1_000, 600_000_000_000, 3
 """Latencies that a histogram tells apart: from a microsecond to ten minutes, to three digits."""

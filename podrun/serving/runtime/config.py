@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 
 from podrun.core.errors import UsageError
+from podrun.core.quick_dataclass import dataclass
 from podrun.device.connection import MOST_IN_FLIGHT
 from podrun.popef.container import PACKAGE
 from podrun.runtime.device import RunDevice

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
 from podrun.core.errors import ConfigError, UsageError
+from podrun.core.quick_dataclass import dataclass
 from podrun.onnx_models.annotations import HOST_CONCAT_KEY
 from podrun.runtime.device import RunDevice
 from podrun.serving.closing import ClosedAtEnd

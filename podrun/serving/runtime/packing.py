@@ -7,10 +7,12 @@ the other and may cross the ends of rows.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 
 import numpy as np
+
+from podrun.core.quick_dataclass import dataclass
 
 
 class PackAlgorithm(Enum):

@@ -8,11 +8,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
 from podrun.core.errors import DeadlineError
+from podrun.core.quick_dataclass import dataclass
 from podrun.serving.batching import BatchDecision, BatchingRule
 from podrun.serving.loaded_model import ModelledTime
 

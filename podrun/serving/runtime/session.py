@@ -19,12 +19,13 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 
 import numpy as np
 
 from podrun.core.errors import CallError, UsageError
+from podrun.core.quick_dataclass import dataclass
 from podrun.popef.metadata import PopefAnchor
 from podrun.runtime.device import RunDevice
 from podrun.serving.closing import ClosedAtEnd

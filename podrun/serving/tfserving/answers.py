@@ -5,12 +5,12 @@ in here.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from podrun.core.errors import CallError, UnsupportedError, UsageError
+from podrun.core.quick_dataclass import dataclass
 from podrun.serving.compiler import ServedModel
 from podrun.serving.fused_models import fused_graphs
 from podrun.serving.instance import TensorBinding, as_anchor

@@ -7,11 +7,11 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from podrun.core.errors import PodrunError
+from podrun.core.quick_dataclass import dataclass
 from podrun.core.stop_signals import stop_on_signals
 from podrun.serving.tfserving.answers import load_version
 from podrun.serving.tfserving.grpc_front import grpc_server

@@ -11,13 +11,13 @@ import enum
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
 from podrun.core.errors import NotFoundError, PodrunError, ServiceError
+from podrun.core.quick_dataclass import dataclass
 from podrun.serving.loaded_model import DataDescription
 from podrun.serving.model_folder import MODEL_FILE, NAMES_FILE, versions_of
 from podrun.serving.repository import check_repository

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ import click
 from podrun.core.command_line import HELP_OPTIONS, FiniteNumber, PodName
 from podrun.core.documents import check_outputs_writable, write_output
 from podrun.core.errors import UsageError
+from podrun.core.quick_dataclass import dataclass
 
 if TYPE_CHECKING:
     from podrun.simulate.campaign_setup import CampaignSetup

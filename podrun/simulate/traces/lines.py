@@ -7,11 +7,12 @@ import io
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import UTC, datetime
 from pathlib import Path
 
 from podrun.core.errors import ConfigError
+from podrun.core.quick_dataclass import dataclass
 from podrun.simulate.engine import nanoseconds
 from podrun.simulate.jobs import TraceJob
 

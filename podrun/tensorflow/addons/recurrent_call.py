@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
+from podrun.core.quick_dataclass import dataclass
 from podrun.tensorflow.capture.markers import mark
 
 ACTIVATIONS = ("tanh", "relu", "softmax", "sigmoid", "hard_sigmoid")

@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 import tensorflow as tf
 
 from podrun.compiler.program import Locations, PipelineOrder
+from podrun.core.quick_dataclass import dataclass
 from podrun.runtime.graph import Place
 
 

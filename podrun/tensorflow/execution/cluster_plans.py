@@ -9,7 +9,6 @@ and what is not its own.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from podrun.core.errors import PodrunError, UnsupportedError
+from podrun.core.quick_dataclass import dataclass
 from podrun.tensorflow.capture.markers import marked
 from podrun.tensorflow.execution.host_pieces import (
     CopiedOperations,

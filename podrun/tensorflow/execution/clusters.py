@@ -11,13 +11,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import field
 from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
 
+from podrun.core.quick_dataclass import dataclass
 from podrun.private_apis.tensorflow import symbol
 from podrun.tensorflow.execution.cluster_plans import ClusterPlanner, PlannedCluster, outside_of
 from podrun.tensorflow.execution.device_table import DEVICES

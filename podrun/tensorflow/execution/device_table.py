@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import datetime
 from typing import Any
 
 from podrun.core.environment import chosen_by_user
 from podrun.core.errors import UsageError
 from podrun.core.layout import IpuRange
+from podrun.core.quick_dataclass import dataclass
 from podrun.popdist.core import layout
 from podrun.runtime.device import DeviceKind, RunDevice, partition_configured
 from podrun.runtime.environment import import_jax, ours

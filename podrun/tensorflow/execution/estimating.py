@@ -8,7 +8,7 @@ arguments that gives one. A folder: a SavedModel, by its signature ``serving_def
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from podrun.core.program_files import (
     parse_input,
     run_until_compiled,
 )
+from podrun.core.quick_dataclass import dataclass
 from podrun.runtime.graph import Model, TensorType
 from podrun.tensorflow.execution.modelling import ModelledStep, forward_graph, steps_offered_to
 from podrun.tensorflow.operators.table import TensorFlowOperators

@@ -8,10 +8,12 @@ the operations that have such an edge, without it. Copies are in the session's g
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import tensorflow as tf
+
+from podrun.core.quick_dataclass import dataclass
 
 if TYPE_CHECKING:
 

@@ -7,7 +7,7 @@ iteration; any other program is one step.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import repeat
 from typing import cast
 
@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from podrun.core.errors import UnsupportedError
+from podrun.core.quick_dataclass import dataclass
 from podrun.runtime.feeds import DataFeed
 from podrun.runtime.graph import TensorType
 from podrun.tensorflow.capture.markers import REFERENCES

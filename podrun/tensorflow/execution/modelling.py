@@ -12,7 +12,7 @@ import hashlib
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ import numpy as np
 from podrun.compiler.compile import model_program
 from podrun.compiler.program import PipelineOrder
 from podrun.core.executable import Retrieval, TensorSpec
+from podrun.core.quick_dataclass import dataclass
 from podrun.runtime.building import build_model
 from podrun.runtime.graph import Model, Node, OperatorGraph, Place, TensorType, prune, reads
 from podrun.runtime.model_lowering import Request

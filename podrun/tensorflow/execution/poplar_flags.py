@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
 from podrun.core.environment import environment
 from podrun.core.errors import UsageError
+from podrun.core.quick_dataclass import dataclass
 from podrun.runtime.graph import TensorType
 
 VARIABLE = "TF_POPLAR_FLAGS"

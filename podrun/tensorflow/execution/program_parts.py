@@ -8,13 +8,14 @@ Values between parts have a row for each replica of this process, or one row tha
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol
 
 import numpy as np
 import tensorflow as tf
 
 from podrun.core.errors import UnsupportedError
+from podrun.core.quick_dataclass import dataclass
 from podrun.runtime.feeds import DataFeed
 from podrun.tensorflow.capture.markers import reference
 from podrun.tensorflow.capture.program_graphs import FunctionGraph, IpuGraph, host_scope

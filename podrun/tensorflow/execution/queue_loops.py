@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
 
+from podrun.core.quick_dataclass import dataclass
 from podrun.tensorflow.capture.markers import REFERENCES, marked
 from podrun.tensorflow.capture.program_graphs import FunctionGraph
 from podrun.tensorflow.graph.importer import function_graph

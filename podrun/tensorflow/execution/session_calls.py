@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, cast
 
 import tensorflow as tf
 
 from podrun.core.errors import UnsupportedError
+from podrun.core.quick_dataclass import dataclass
 from podrun.private_apis.tensorflow import symbol
 from podrun.tensorflow.execution.host_pieces import runs_once
 from podrun.tensorflow.execution.placed_devices import is_placed_graph

@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ import tensorflow as tf
 from podrun.core.errors import UsageError
 from podrun.core.executable import Retrieval, numpy_dtype
 from podrun.core.executable_file import write_executable
+from podrun.core.quick_dataclass import dataclass
 from podrun.runtime.assembly import SessionParts, SessionSource, assemble, place_and_build
 from podrun.runtime.device import RunDevice
 from podrun.runtime.device_program import DeviceProgram

@@ -11,13 +11,14 @@ import json
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
+from podrun.core.quick_dataclass import dataclass
 from podrun.runtime.graph import Node, Place, reads
 from podrun.tensorflow.execution.device_table import DEVICES
 

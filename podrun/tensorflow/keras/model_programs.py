@@ -12,13 +12,13 @@ import importlib
 import inspect
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from podrun.core.quick_dataclass import dataclass
 from podrun.private_apis.tensorflow import private_module
 from podrun.runtime.feeds import DataFeed
 from podrun.tensorflow.capture.markers import mark, reference

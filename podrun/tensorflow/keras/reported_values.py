@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, NoReturn
 
@@ -12,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from podrun.core.quick_dataclass import dataclass
 from podrun.tensorflow.capture.markers import reference
 from podrun.tensorflow.keras.model_options import ModelOptions, ReplicatedMetricReductionMethod
 

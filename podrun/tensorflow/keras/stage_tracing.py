@@ -8,11 +8,12 @@ from __future__ import annotations
 import contextlib
 import importlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
+from podrun.core.quick_dataclass import dataclass
 from podrun.tensorflow.execution.device_table import DEVICES
 from podrun.tensorflow.keras.accumulating_optimizers import on_ipu, replace_method
 from podrun.tensorflow.keras.model_options import options_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeAlias, cast
 
 import jax
@@ -14,6 +14,7 @@ import numpy as np
 from jax import lax
 
 from podrun.core.errors import UnsupportedError
+from podrun.core.quick_dataclass import dataclass
 from podrun.numerics.precision import is_float
 from podrun.runtime.graph import Node, OperatorGraph
 from podrun.runtime.operators import Context

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import EllipsisType
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from podrun.core.quick_dataclass import dataclass
 from podrun.runtime.graph import Node
 from podrun.runtime.operators import Context
 from podrun.tensorflow.operators.table import Array, computes

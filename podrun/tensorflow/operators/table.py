@@ -11,12 +11,12 @@ import functools
 import importlib
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from podrun.core.errors import UnimplementedError
+from podrun.core.quick_dataclass import dataclass
 from podrun.runtime.graph import Node
 from podrun.runtime.operators import Context, Operator, OperatorFunction
 from podrun.tensorflow.graph.builder import DOMAIN

@@ -8,9 +8,10 @@ import importlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any
+
+from podrun.core.quick_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from pathlib import Path
 from typing import Any, Self
+
+from podrun.core.quick_dataclass import dataclass
 
 PARAMS_FILE = "conversion_params.json"
 _GELU_KEYS = ("nodes", "node_as_gelu_input", "node_use_gelu_output")

@@ -12,13 +12,13 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import numpy as np
 import tensorflow as tf
 
 from podrun.core.errors import PodrunError, UnsupportedError, UsageError
+from podrun.core.quick_dataclass import dataclass
 from podrun.serving.compiler import ServedModel
 from podrun.serving.runner import ModelRunner
 from podrun.serving.runtime.config import OFF

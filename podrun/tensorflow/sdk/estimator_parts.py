@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, TypeAlias
 
 import tensorflow as tf
+
+from podrun.core.quick_dataclass import dataclass
 
 Hooks = Sequence[tf.compat.v1.train.SessionRunHook]
 WarmStart: TypeAlias = "str | tf.estimator.WarmStartSettings | None"

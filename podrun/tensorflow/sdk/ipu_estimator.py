@@ -7,11 +7,11 @@ over these and over replicas.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
+from podrun.core.quick_dataclass import dataclass
 from podrun.tensorflow.capture.markers import marked
 from podrun.tensorflow.capture.program_graphs import FunctionGraph
 from podrun.tensorflow.execution.device_table import DEVICES

@@ -11,11 +11,11 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import tensorflow as tf
 
+from podrun.core.quick_dataclass import dataclass
 from podrun.tensorflow.capture.markers import mark, reference
 from podrun.tensorflow.capture.program_graphs import IpuGraph, innermost_program, outermost_program
 from podrun.tensorflow.execution.launching import SESSIONS, launched_operation, raising_itself

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import tensorflow as tf
 
+from podrun.core.quick_dataclass import dataclass
 from podrun.private_apis.tensorflow import symbol
 from podrun.tensorflow.capture.markers import mark, reference
 from podrun.tensorflow.capture.program_graphs import (

@@ -12,11 +12,11 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
+from podrun.core.quick_dataclass import dataclass
 from podrun.runtime.settings import PipelineSchedule as PipelineSchedule
 from podrun.tensorflow.capture.places import CountOfUpdates, PipelineShape, at_place, shape_pipeline
 from podrun.tensorflow.capture.program_graphs import FunctionGraph, TensorStructure

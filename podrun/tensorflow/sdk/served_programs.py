@@ -13,7 +13,7 @@ import os
 import shutil
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -23,6 +23,7 @@ import tensorflow as tf
 from podrun.core.executable import Retrieval
 from podrun.core.layout import IpuRange
 from podrun.core.names import ASSERTED_ANCHOR
+from podrun.core.quick_dataclass import dataclass
 from podrun.runtime.assembly import SessionSource, assemble, place_and_build
 from podrun.runtime.device import DeviceKind, RunDevice
 from podrun.runtime.device_program import DeviceProgram
