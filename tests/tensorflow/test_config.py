@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import typing
 import warnings
 
 import pytest
@@ -13,9 +14,14 @@ from podrun.tensorflow.sdk.config import (
     IPUConfig,
     SelectionOrder,
     StochasticRoundingBehaviour,
+    _ConfigBase,
+    deprecate_config_attribute,
+    deprecate_config_attributes,
     get_ipu_config,
     reset_ipu_configuration,
 )
+from podrun.tensorflow.sdk.config_descriptions import DESCRIPTIONS
+from podrun.tensorflow.sdk.pipeline_rules import ThreeState
 
 
 def test_all_options_are_there_with_their_defaults() -> None:
@@ -113,7 +119,7 @@ def test_a_configuration_is_a_message_of_the_sdk() -> None:
     message = config._create_protobuf()
     assert message.device_config == []
     assert message.selection_order == orders.AUTO
-    assert message.remote_buffer_merging_mode == 2
+    assert message.remote_buffer_merging_mode == ThreeState.THREESTATE_UNDEFINED
     assert not message.speed_size_config.disable_graph_outlining
     config.auto_select_ipus = (4, 2)
     config.selection_order = SelectionOrder.SNAKE
@@ -148,3 +154,81 @@ def test_the_configuration_that_holds_is_read_as_messages() -> None:
     reset_ipu_configuration()
     with pytest.raises(RuntimeError, match="No IPU devices configured"):
         get_ipu_config()
+
+
+def test_metadata_says_what_each_option_and_category_is_for() -> None:
+    config = IPUConfig()
+    options = config.to_dict()
+    categories = {name.rsplit(".", depth)[0] for name in options for depth in range(1, name.count(".") + 1)}
+    assert DESCRIPTIONS.keys() == options.keys() | categories
+    version = config.get_attribute_metadata("device_connection.version")
+    assert (version.__doc__, version._depth) == (DESCRIPTIONS["device_connection.version"], 2)
+    assert config.get_attribute_metadata("norms.experimental").__doc__ == "Options of norms that may change."
+
+
+class _Depth(_ConfigBase):
+    def __init__(self) -> None:
+        self.layers = 3
+
+
+@deprecate_config_attributes({"width": "Widths are chosen."})
+class _Shape(_ConfigBase):
+    def __init__(self) -> None:
+        """How wide it is,
+        in columns.
+        """
+        self.width: typing.Union[int, typing.Tuple[int, str]] = 4  # noqa: UP006, UP007 - as programs write it
+        self.rows: list[float] | None = None
+        self.depth = _Depth()
+
+    def _to_protobuf(self, pb: dict[str, object]) -> None:
+        pb["width"] = self.width
+        super()._to_protobuf(pb)
+
+
+@deprecate_config_attribute("shape", "Shapes are found out.")
+class _Program(_ConfigBase):
+    def __init__(self) -> None:
+        self.name = "x"
+        self.shape = _Shape()
+        self._finalize_base_config()
+
+
+def test_programs_write_classes_of_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tensorflow.python.platform import tf_logging
+
+    warned: list[str] = []
+    monkeypatch.setattr(tf_logging, "warn", warned.append)
+    program, other = _Program(), _Program()
+    program.shape.width = (2, "a")
+    program.shape.rows = [0.5]
+    assert [line.partition(":")[2] for line in warned[-3::2]] == [
+        " Widths are chosen.",
+        " Shapes are found out.",
+    ]
+    message: dict[str, object] = {}
+    copy.deepcopy(program)._to_protobuf(message)
+    assert (message, other.shape.width) == ({"width": (2, "a")}, 4)
+    width = program.get_attribute_metadata("shape.width")
+    assert (width.type, width.default) == ("typing.Union[int, typing.Tuple[int, str]]", 4)
+    assert (width.__doc__, width.deprecated_msg) == ("How wide it is,\nin columns.", "Widths are chosen.")
+    layers = program.get_attribute_metadata("shape.depth.layers")
+    assert (layers.name, layers._depth, layers.deprecated_msg) == (
+        "shape.depth.layers",
+        3,
+        "Shapes are found out.",
+    )
+    assert program.shape.depth._get_full_name("layers") == "shape.depth.layers"
+    assert '      .. py:attribute:: name\n         :type: str\n         :value: "x"\n' in str(
+        _Program.__doc__
+    )
+    assert str(_Program.__doc__).count(".. py:attribute:: shape.shape.depth.layers\n") == 1
+    for wrong in (True, (2,), (2, 3), "a"):
+        with pytest.raises(TypeError, match=r"Trying to set shape.width to .* of type typing.Union\[int"):
+            program.shape.width = wrong
+    with pytest.raises(TypeError, match=r"of type list\[float\] \| None"):
+        program.shape.rows = [1]
+    with pytest.raises(Exception, match=r"shape.depth is a category and cannot be assigned to"):
+        program.shape.depth = 1
+    with pytest.raises(ValueError, match=r"'widht' is not a valid attribute.* Did you mean 'shape.width'"):
+        program.shape.widht = 1

@@ -14,6 +14,9 @@ from podrun.popdist.core import popdist_error
 from podrun.runtime.device import device_ids
 from podrun.tensorflow.execution.device_table import DEVICES
 from podrun.tensorflow.execution.poplar_flags import flags
+from podrun.tensorflow.sdk.config_classes import _ConfigBase as _ConfigBase
+from podrun.tensorflow.sdk.config_classes import deprecate_config_attribute as deprecate_config_attribute
+from podrun.tensorflow.sdk.config_classes import deprecate_config_attributes as deprecate_config_attributes
 from podrun.tensorflow.sdk.config_messages import enumerations, message_of
 from podrun.tensorflow.sdk.config_options import AttributeMetadata as AttributeMetadata
 from podrun.tensorflow.sdk.config_options import OptionCategory, flat_options
@@ -47,9 +50,9 @@ DeviceConnectionType = Enum("DeviceConnectionType", "ALWAYS ON_DEMAND PRE_COMPIL
 class MergeRemoteBuffersBehaviour(Enum):
     """Whether buffers in streaming memory are merged."""
 
-    NO_MERGING = 0
-    MERGE = 1
-    IF_BENEFICIAL = 2
+    NO_MERGING = 1
+    MERGE = 2
+    IF_BENEFICIAL = 0
 
 
 class SchedulingAlgorithm(Enum):

@@ -12,18 +12,30 @@ from enum import Enum
 from typing import Any
 
 from podrun.core.quick_dataclass import dataclass
+from podrun.tensorflow.sdk.config_descriptions import DESCRIPTIONS
+
+NO_DESCRIPTION = "No description provided."
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class AttributeMetadata:
     """What an option or a category is: its name, the types that an option takes (a list or tuple has whole numbers),
-    its default, and whether it is deprecated.
+    its default, whether it is deprecated, and what it is for, which is its ``__doc__`` too.
     """
 
     name: str
     kinds: tuple[Any, ...] = ()
     default: Any = None
     deprecated_msg: str | None = None
+    description: str = NO_DESCRIPTION
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "__doc__", self.description)
+
+    @property
+    def _depth(self) -> int:
+        """How deep in the tree it is: 1 for the outermost."""
+        return self.name.count(".") + 1
 
     @property
     def deprecated(self) -> bool:
@@ -76,7 +88,8 @@ class OptionCategory:
             else:
                 kinds, default, *message = entry
                 kinds = kinds if isinstance(kinds, tuple) else (kinds,)
-                metadata[key] = AttributeMetadata(full, kinds, default, *message)
+                note = message[0] if message else None
+                metadata[key] = AttributeMetadata(full, kinds, default, note, _description(full))
                 values[key] = copy.deepcopy(default)
         object.__setattr__(self, "_name", name)
         object.__setattr__(self, "_values", values)
@@ -110,7 +123,7 @@ class OptionCategory:
             )
         metadata = self._metadata[name]
         metadata.warn_if_deprecated()
-        if isinstance(value, bool) and hasattr(metadata.kinds[0], "from_bool"):
+        if isinstance(value, bool) and metadata.kinds and hasattr(metadata.kinds[0], "from_bool"):
             value = metadata.kinds[0].from_bool(value)  # A program of SDK 2.4 or earlier.
         metadata.check_type(value)
         self._values[name] = value
@@ -139,7 +152,8 @@ class OptionCategory:
         except (ValueError, AttributeError) as error:
             reason = str(error).partition("': ")[2] if rest and "metadata for" in str(error) else str(error)
             raise ValueError(f"Could not get attribute metadata for '{attr}': {reason}") from None
-        return self._metadata.get(first) or AttributeMetadata(self._full(first))
+        full = self._full(first)
+        return self._metadata.get(first) or AttributeMetadata(full, description=_description(full))
 
     def to_dict(self) -> dict[str, Any]:
         """All options by dotted name; enumerations are numbers."""
@@ -162,6 +176,10 @@ class OptionCategory:
     def from_json(self, json_cfg: str) -> None:
         """Set options from JSON."""
         self.from_dict(json.loads(json_cfg))
+
+
+def _description(name: str) -> str:
+    return DESCRIPTIONS.get(name, NO_DESCRIPTION)
 
 
 def flat_options(category: OptionCategory) -> dict[str, Any]:
