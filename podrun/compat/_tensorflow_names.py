@@ -14,7 +14,8 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ipu_strategy": ("ipu_strategy",),
     "gradient_accumulation": ("gradient_accumulation",),
     "pipelining_ops": ("pipelining_ops",),
-    "optimizers": ("wrapping_optimizers", "gradient_accumulation"),
+    "optimizers": ("wrapping_optimizers", "gradient_accumulation", "scaling_optimizer"),
+    "automatic_loss_scaling_optimizer": ("scaling_optimizer",),
     "cross_replica_ops": ("replica_ops",),
     "replication_ops": ("replica_ops",),
     "control_flow_ops": ("replica_ops",),
@@ -200,7 +201,7 @@ REFUSED = {
 }
 OPTIMIZER_MODULES = (
     "cross_replica_optimizer", "gradient_accumulation_optimizer", "map_gradient_optimizer", "sharded_optimizer",
-    "ipu_optimizer",
+    "ipu_optimizer", "automatic_loss_scaling_optimizer",
 )  # fmt: skip
 REFUSED_MEMBERS = {
     "utils": dict.fromkeys(

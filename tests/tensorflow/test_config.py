@@ -181,7 +181,8 @@ class _Shape(_ConfigBase):
         self.rows: list[float] | None = None
         self.depth = _Depth()
 
-    def _to_protobuf(self, pb: dict[str, object]) -> None:
+    def _to_protobuf(self, pb: object) -> None:
+        assert isinstance(pb, dict)
         pb["width"] = self.width
         super()._to_protobuf(pb)
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from podrun.core.errors import UnsupportedError
+from podrun.core.errors import UnsupportedError, UsageError
 
 pytestmark = [
     pytest.mark.slow,
@@ -212,3 +212,22 @@ def test_a_model_that_reads_integers_is_called_before_it_is_exported(ipu: Any, t
     saved = tf.saved_model.load(str(tmp_path / "called")).signatures["serving_default"]
     (spec,) = saved.structured_input_signature[1].values()
     assert spec.dtype == tf.int32
+
+
+def test_an_application_takes_elements_without_a_batch_in_common(ipu: Any, tmp_path: Path) -> None:
+    import tensorflow as tf
+
+    elements = tf.data.Dataset.from_tensors((0.0, tf.zeros([2, 3]))).repeat()
+    infeed, outfeed = ipu.ipu_infeed_queue.IPUInfeedQueue(elements), ipu.ipu_outfeed_queue.IPUOutfeedQueue()
+
+    def loop() -> Any:
+        return ipu.loops.repeat(2, lambda x, y: outfeed.enqueue(x * y), infeed_queue=infeed)
+
+    path = str(tmp_path / "elements.poplar_exec")
+    ipu.application_compile_op.experimental_application_compile_op(loop, output_path=path)
+    context = ipu.embedded_runtime.embedded_runtime_start(path, [], "elements")
+    with contextlib.closing(context.runner):
+        (result,) = ipu.embedded_runtime.embedded_runtime_call([2.0, tf.ones([2, 3])], context)
+        with pytest.raises(UsageError, match=r"Input 1 has shape \[2\]; the program takes \[2, 3\]"):
+            ipu.embedded_runtime.embedded_runtime_call([2.0, tf.ones([2])], context)
+    np.testing.assert_array_equal(result, np.full([2, 3], 2.0))

@@ -13,6 +13,7 @@ the semantics; the others: `test_version_1`).
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from collections.abc import Callable
 from typing import Any
@@ -155,3 +156,50 @@ def test_batch_normalization_takes_statistics_over_neighbouring_replicas(ipu: An
         np.testing.assert_allclose(mean[replicas], [whole[1]] * 2, atol=1e-6)
         np.testing.assert_allclose(variance[replicas], [whole[2]] * 2, atol=1e-6)
         np.testing.assert_allclose(gradient[replicas].reshape(4, 3, 3, 2), whole[3], atol=1e-5)
+
+
+@pytest.mark.parametrize(("keeps", "largest"), [(True, 1.0), (True, 6e4), (False, 6e4)])
+def test_losses_are_scaled_by_what_gradients_of_halves_do(
+    program: Program, keeps: bool, largest: float
+) -> None:
+    """The factor and the counts of two steps, of which the second changes the factor."""
+    tf, ipu = program.tf, program.ipu
+    kind = importlib.import_module(
+        "tensorflow.python.ipu.optimizers.automatic_loss_scaling_optimizer"
+    ).AutomaticLossScalingOptimizer
+    with ipu.scopes.ipu_scope("/device:IPU:0"):
+        optimizer = kind(
+            tf.train.GradientDescentOptimizer(2.0**-10),
+            initial_loss_scaling_factor=4.0,
+            update_frequency=2,
+            increase_factor=3.0,
+            accumulate_statistics_over_update_period=keeps,
+        )
+
+        def step() -> Any:
+            small = tf.get_variable("small", initializer=tf.constant([1.0, 2.0], tf.float16))
+            weight = tf.get_variable("weight", initializer=1.0)
+            loss = tf.reduce_sum(tf.cast(small, tf.float32) * [largest, 1.0])
+            return optimizer.minimize(loss + weight)
+
+        run = ipu.ipu_compiler.compile(step)
+    expected = [4.0, 4.0 * (0.5 if largest > 1 else 3.0)]
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        counts, factors = [], []
+        for _ in range(2):
+            session.run(run)
+            counts.append(session.run(optimizer.histogram).tolist())
+            factors.append(session.run(optimizer.loss_scaling_factor))
+        weight = next(v for v in tf.global_variables() if v.op.name == "weight")
+        assert session.run(weight) == 1 - 2 * 2.0**-10
+    assert counts == [([1.0, 1.0] if largest > 1 else [2.0, 0.0]) if keeps else [0.0, 0.0], [0.0, 0.0]]
+    assert factors == expected
+    for options, said in (
+        ({"update_frequency": 0}, "update_frequency must be nonzero and positive"),
+        ({"increase_factor": 0.5}, "increase_factor must be greater than decrease_factor"),
+        ({"max_loss_scaling_factor": 2.0}, "x increase_factor must be less than max_loss_scaling_factor"),
+        ({"ratio_threshold": 1.0}, "ratio_threshold must be greater than zero and less than one"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            kind(tf.train.GradientDescentOptimizer(1.0), **options)

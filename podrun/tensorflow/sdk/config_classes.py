@@ -21,7 +21,7 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Self
 
 from podrun.tensorflow.sdk.config_options import NO_DESCRIPTION, AttributeMetadata, OptionCategory
 
@@ -63,7 +63,7 @@ class HintedMetadata(AttributeMetadata):
             raise TypeError(f"Trying to set {self.name} to {value}, but it must be of type {self.type}")
 
 
-def fits_hint(value: object, hint: Any) -> bool:
+def fits_hint(value: object, hint: object) -> bool:
     """Whether a value is of exactly the type, list, tuple or union that an annotation names."""
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
@@ -117,7 +117,7 @@ def _string(statement: ast.stmt | None) -> str:
 class _ConfigBase(OptionCategory):
     """A category of options whose ``__init__`` assigns them."""
 
-    def __new__(cls, *args: object, **kwargs: object) -> Any:
+    def __new__(cls, *args: object, **kwargs: object) -> Self:
         new = super().__new__(cls)
         for name, value in (("_name", ""), ("_values", {}), ("_metadata", {})):
             object.__setattr__(new, name, value)
@@ -164,7 +164,7 @@ class _ConfigBase(OptionCategory):
         """The dotted name of an option."""
         return self._full(attr)
 
-    def _to_protobuf(self, pb: Any) -> None:
+    def _to_protobuf(self, pb: object) -> None:
         """Write the options of all categories into a message; classes with options of their own do this first."""
         for value in self._values.values():
             if isinstance(value, _ConfigBase):

@@ -17,21 +17,22 @@ from podrun.tensorflow.execution.launching import SESSIONS, raising_itself
 from podrun.tensorflow.sdk.ipu_infeed_queue import IPUInfeedQueue
 
 
-def _drawn(dataset: tf.data.Dataset) -> Callable[[], Iterator[list[np.ndarray]]]:
-    """A function that draws from the dataset from its start on. In a graph the session that runs it draws."""
+def _drawn(dataset: tf.data.Dataset) -> tuple[Callable[[], Iterator[list[np.ndarray]]], list[tf.Operation]]:
+    """A function that draws from the dataset from its start on, and what runs before it. In a graph the session that
+    runs it draws, and what the session feeds is for the dataset too.
+    """
     if tf.executing_eagerly():
-        return lambda: ([np.asarray(t) for t in tf.nest.flatten(e)] for e in dataset)
+        return lambda: ([np.asarray(t) for t in tf.nest.flatten(e)] for e in dataset), []
     graph = tf.compat.v1.get_default_graph()
     iterator = tf.compat.v1.data.make_initializable_iterator(dataset)
     flat = tf.nest.flatten(iterator.get_next())
 
     def draw() -> Iterator[list[np.ndarray]]:
         options, session = tf.compat.v1.RunOptions(inter_op_thread_pool=-1), SESSIONS[graph]
-        session.run(iterator.initializer, options=options)
         while True:
             yield session.run(flat, options=options)
 
-    return draw
+    return draw, [iterator.initializer]
 
 
 def dataset_benchmark(
@@ -47,7 +48,7 @@ def dataset_benchmark(
     """
     if number_of_epochs < 1 or elements_per_epochs < 1:
         raise ValueError("number_of_epochs and elements_per_epochs must be at least 1.")
-    draw = _drawn(dataset)
+    draw, before = _drawn(dataset)
 
     def run() -> np.ndarray:
         elements, epochs = draw(), []
@@ -67,7 +68,8 @@ def dataset_benchmark(
 
     if tf.executing_eagerly():
         return tf.constant(run())
-    text = tf.numpy_function(raising_itself(run), [], tf.string, stateful=True, name="dataset_benchmark")
+    with tf.control_dependencies(before):
+        text = tf.numpy_function(raising_itself(run), [], tf.string, stateful=True, name="dataset_benchmark")
     text.set_shape([1])
     return text
 

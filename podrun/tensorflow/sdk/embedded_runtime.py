@@ -20,8 +20,8 @@ import tensorflow as tf
 from podrun.core.errors import PodrunError, UnsupportedError, UsageError
 from podrun.core.quick_dataclass import dataclass
 from podrun.serving.compiler import ServedModel
-from podrun.serving.runner import ModelRunner
-from podrun.serving.runtime.config import OFF
+from podrun.serving.loaded_model import LoadedModel
+from podrun.serving.runtime.config import RuntimeConfig
 from podrun.tensorflow.capture.markers import REFERENCES, mark, reference
 from podrun.tensorflow.capture.program_graphs import IpuGraph, parameter, trace
 from podrun.tensorflow.execution.host_program import (
@@ -213,17 +213,17 @@ class EmbeddedContext:
 
     def __init__(self, executable_file: str, timeout: float | None) -> None:
         self.executable_file, self.timeout = executable_file, timeout
-        self._runner: ModelRunner | None = None
+        self._runner: LoadedModel | None = None
         self.taken: int | None = None
         """How many inputs a call gives; None: those that the program reads."""
 
     @property
-    def runner(self) -> ModelRunner:
-        """The runner of the program. ConfigError for a file that holds none."""
+    def runner(self) -> LoadedModel:
+        """The program on its IPUs. ConfigError for a file that holds none."""
         if self._runner is None:
             model = ServedModel(self.executable_file)
             self.taken = json.loads(model.reader.blob(_TAKEN) or b"null")
-            self._runner = ModelRunner(model, batching_dim=OFF)
+            self._runner = RuntimeConfig().put_on_ipus(model)
         return self._runner
 
 
@@ -251,9 +251,8 @@ def embedded_runtime_start(
 def embedded_runtime_call(inputs: Sequence[Any], context: EmbeddedContext) -> list[tf.Tensor]:
     """The outputs for one element of the loop's infeed. UsageError for another number of inputs."""
     runner = context.runner
-    wanted, leaving = runner.get_execute_inputs(), runner.get_execute_outputs()
-    wanted = sorted(wanted, key=lambda d: int(d.name.rpartition("/")[2]))
-    leaving = sorted(leaving, key=lambda d: d.name)
+    wanted = sorted(runner.inputs.values(), key=lambda d: int(d.name.rpartition("/")[2]))
+    leaving = sorted(runner.outputs.values(), key=lambda d: d.name)
     tensors = [tf.convert_to_tensor(value) for value in inputs]
     count = len(wanted) if context.taken is None else context.taken
     if len(tensors) != count:
@@ -262,10 +261,16 @@ def embedded_runtime_call(inputs: Sequence[Any], context: EmbeddedContext) -> li
         tensors = [tensors[int(d.name.rpartition("/")[2])] for d in wanted]
 
     def run(*arrays: np.ndarray) -> list[np.ndarray]:
-        named = {d.name: np.ascontiguousarray(a, d.dtype) for d, a in zip(wanted, arrays, strict=True)}
-        results = {d.name: np.empty(d.shape, d.dtype) for d in leaving}
-        runner.execute(named, results)
-        return [results[d.name] for d in leaving]
+        named = {d.name: np.asarray(a, d.dtype) for d, a in zip(wanted, arrays, strict=True)}
+        for place, description in enumerate(wanted):
+            shape = named[description.name].shape
+            if shape != description.shape:
+                raise UsageError(
+                    f"Input {place} has shape {list(shape)}; the program takes {list(description.shape)}."
+                )
+        # One element of any shapes has no batch, which a `ModelRunner` divides.
+        results, _ = runner.run(named, 1)
+        return [results[d.name].reshape(d.shape) for d in leaving]
 
     if tf.executing_eagerly():
         return [tf.constant(value) for value in _raised_as_in_programs(run)(*(t.numpy() for t in tensors))]
