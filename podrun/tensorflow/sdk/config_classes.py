@@ -20,9 +20,10 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Self
 
+from podrun.core.quick_dataclass import dataclass
 from podrun.tensorflow.sdk.config_options import NO_DESCRIPTION, AttributeMetadata, OptionCategory
 
 _deprecated: dict[tuple[type, str], str] = {}

@@ -5,11 +5,11 @@ loss by a factor that it finds out.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
+from podrun.core.quick_dataclass import dataclass
 from podrun.tensorflow.sdk.gradient_accumulation import GradientPairs
 from podrun.tensorflow.sdk.wrapping_optimizers import IpuOptimizer
 
