@@ -5,7 +5,6 @@ loss by a factor that it finds out.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -87,17 +86,18 @@ class AutomaticLossScalingOptimizer(IpuOptimizer):
         self._n = variable(1, tf.int32, "lsf_update_counter")
         self.loss_scaling_factor = variable(initial_loss_scaling_factor, tf.float32, "loss_scaling_factor")
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> float:
         options = self.__dict__.get("options")
         if options is None or not hasattr(options, name):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return getattr(options, name)
+        value: float = getattr(options, name)
+        return value
 
     def _due(self) -> tf.Tensor:
         return tf.equal(self._n % self.options.update_frequency, 0)
 
     def compute_gradients(
-        self, loss: tf.Tensor, var_list: Sequence[tf.Variable] | None = None, **kwargs: Any
+        self, loss: tf.Tensor, var_list: Sequence[tf.Variable] | None = None, **kwargs: object
     ) -> GradientPairs:
         """The gradients of the loss, of which those of the scaled loss are counted."""
         scale = tf.convert_to_tensor(self.loss_scaling_factor)
