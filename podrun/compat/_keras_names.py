@@ -70,6 +70,8 @@ _IPU |= {
     )
 }  # fmt: skip
 _IPU["layers"]["Dense"] = f"{_ADDONS}layers:Dense"
+_IPU["losses"] = _IPU["losses.ctc"] = {"CTCLoss": ADDON_LAYERS["CTCLoss"]}
+_IPU[""] |= _IPU["losses"]
 _IPU |= {
     f"layers.{module}": _IPU["layers"]
     for module in (

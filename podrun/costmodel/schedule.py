@@ -205,8 +205,11 @@ def trips(equation: Equation, options: PlanOptions) -> int:
 def _loop_step(
     chip: Chip, equation: Equation, options: PlanOptions, reads: tuple[int, ...]
 ) -> PlannedOperation:
-    """A loop: its bodies' steps, each repeated; a branch costs as much as its dearest arm."""
-    bodies = [make_schedule(chip, body, options) for body in equation.bodies]
+    """A loop: its bodies' steps, each repeated; a branch costs as much as its dearest arm. Scopes in a body begin at
+    the loop, so the loop's own proportion is that of its products.
+    """
+    inner = replace(options, proportion=options.proportion_in(equation.scope))
+    bodies = [make_schedule(chip, body, inner) for body in equation.bodies]
     if equation.primitive == "cond":
         bodies = [max(bodies, key=lambda steps: sum(s.plan.cycles(chip) for s in steps))]
     times = trips(equation, options)

@@ -139,7 +139,8 @@ class Cell:
     ======== ====================================== ==========================================
 
     ``clip``: bounds what activations get. ``reset_after``: a GRU's reset gate multiplies the product of the state
-    (cuDNN, torch), not the state. ``coupled``: an LSTM forgets as much as it takes in.
+    (cuDNN, torch), not the state. ``coupled``: an LSTM forgets as much as it takes in. ``rounded``: what becomes of a
+    state between two steps, such as a rounding to halves.
 
     Three values decide bits alone, and front ends keep those they always had. ``product``: ``a @ b.T``, which can be
     lowered in several ways. ``turns``: a backward layer turns sequences around and runs forward; otherwise it runs from
@@ -154,6 +155,7 @@ class Cell:
     clip: float | None = None
     reset_after: bool = True
     coupled: bool = False
+    rounded: Activation | None = None
     product: Callable[[Array, Array], Array] = rows_product
     turns: bool = False
     apart: bool = False
@@ -262,6 +264,8 @@ def recurrence(
     def body(before: State, scanned: Any) -> tuple[State, Array]:
         at, values = scanned
         after = advance(before, values)
+        if cell.rounded is not None:
+            after = tuple(cell.rounded(value) for value in after)
         if at is None:
             return after, after[0]
         alive = (at < lengths)[:, None]

@@ -222,3 +222,22 @@ def test_places_are_read_from_wrapped_scopes() -> None:
     assert forward is not None
     assert (forward.kind, forward.backward) == ("Conv", False)
     assert place_of("embedding/sum") is None
+
+
+def test_products_in_a_loop_keep_to_the_loops_share_of_memory() -> None:
+    def turn(x: jax.Array, w: jax.Array) -> tuple[jax.Array, None]:
+        return jnp.tanh(x @ w), None
+
+    def looped(x: jax.Array, ws: jax.Array) -> jax.Array:
+        with jax.named_scope("layer"):
+            return jax.lax.scan(turn, x, ws)[0]
+
+    flat = flatten_jaxpr(jax.make_jaxpr(looped)(jnp.zeros((256, 512)), jnp.zeros((3, 512, 512))))
+    most = {
+        share: max(
+            step.plan.temporary_bytes
+            for step in make_schedule(GC200, flat, PlanOptions(proportions=(("layer", share),)))
+        )
+        for share in (0.6, 0.001)
+    }
+    assert most[0.001] < most[0.6]

@@ -98,13 +98,10 @@ def zero_states(cell: LayerCell, x: tf.Tensor, batch_axis: int, units: int) -> l
     return [tf.zeros([size, units], x.dtype) for _ in range(cell.states)]
 
 
-def _least_share(options: Mapping[str, object]) -> float:
-    """The smallest ``availableMemoryProportion`` of the options of both passes, which are JSON texts; 0 without one."""
-    shares = [0.0]
-    for name in ("options", "options_bwd"):
-        chosen = json.loads(str(options.get(name) or "{}")) or {}
-        shares.append(float(chosen.get("availableMemoryProportion") or 0.0))
-    return min(shares)
+def least_share(*options: Mapping[str, object]) -> float:
+    """The smallest ``availableMemoryProportion`` of the options of both passes; 0 without one."""
+    shares = (chosen.get("availableMemoryProportion") for chosen in options)
+    return min((float(str(share)) for share in shares if share), default=0.0)
 
 
 def _library_call(
@@ -126,7 +123,8 @@ def _library_call(
     biases = tf.reshape(turned, [2, -1] if cell.reset_after else [-1])
     starts = [tf.convert_to_tensor(s) for s in state]
     weights = [kernel[:size], kernel[size:], biases]
-    share = _least_share(options)
+    texts = (str(options.get(name) or "{}") for name in ("options", "options_bwd"))
+    share = least_share(*(json.loads(text) or {} for text in texts))
     outputs, last = recurrent_call(cell, inputs, weights, starts, lengths, attention, share)
     return outputs, *last, None
 

@@ -5,7 +5,7 @@ Inputs are ``[time, batch, input]``. The kernel ``[input + units, gates * units]
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 import tensorflow as tf
@@ -13,12 +13,32 @@ import tensorflow as tf
 from podrun.tensorflow.addons.recurrent_call import (
     LayerCell,
     check_recurrent_type,
+    least_share,
     recurrent_call,
     zero_states,
 )
 
 WeightStart = Callable[..., tf.Tensor]
 States: TypeAlias = tf.Tensor | Sequence[tf.Tensor] | None
+_SHARE = "availableMemoryProportion"
+
+
+def _with_memory_share(
+    options: Mapping[str, object] | None, share: float | None, argument: str, phase: str
+) -> dict[str, object]:
+    """The options of a phase, with the part of the tiles for temporary data that an older argument gives, if they name
+    none. -1 stands for none there.
+    """
+    chosen = dict(options or {})
+    if share is None or share == -1:
+        return chosen
+    if _SHARE in chosen:
+        tf.get_logger().warning(
+            f"Both, `available_memory_proportion_{phase}={share}` and `{argument}[{_SHARE!r}]={chosen[_SHARE]}` are "
+            f"set. The value in `{argument}` will be used. Unset `available_memory_proportion_{phase}` to silence "
+            "this warning."
+        )
+    return {_SHARE: share, **chosen}
 
 
 class _TimeMajorLayer:
@@ -40,8 +60,8 @@ class _TimeMajorLayer:
         return_state: bool = True,
         name: str | None = None,
         reset_after: bool = False,
-        options: dict[str, str] | None = None,
-        options_bwd: dict[str, str] | None = None,
+        options: Mapping[str, object] | None = None,
+        options_bwd: Mapping[str, object] | None = None,
         available_memory_proportion_fwd: float | None = None,
         available_memory_proportion_bwd: float | None = None,
     ) -> None:
@@ -54,6 +74,10 @@ class _TimeMajorLayer:
         self._initializer = weights_initializer or tf.compat.v1.glorot_uniform_initializer(seed=seed)
         self._bias_initializer = bias_initializer or tf.compat.v1.zeros_initializer()
         self._name, self._scope = name, None
+        forward, backward = available_memory_proportion_fwd, available_memory_proportion_bwd
+        backward = forward if backward is None else backward
+        self._options_with_amp = _with_memory_share(options, forward, "options", "fwd")
+        self._options_bwd_with_amp = _with_memory_share(options_bwd, backward, "options_bwd", "bwd")
 
     @property
     def variables(self) -> list[tf.Variable]:
@@ -101,7 +125,7 @@ class _TimeMajorLayer:
             )
         self._input_size = int(shape[-1])
         with tf.compat.v1.variable_scope(
-            self._scope or self._name, self.scope_name, reuse=None if self._scope is None else True
+            self._scope, self._name or self.scope_name, reuse=None if self._scope is None else True
         ) as scope:
             self.kernel = self._variable("kernel", self.canonical_weight_shape, self._initializer)
             self.biases = self._biases()
@@ -152,7 +176,8 @@ class _TimeMajorLayer:
             kernel[size:],
             tf.reshape(bias, [-1]) if not self.cell.reset_after else bias,
         ]
-        return recurrent_call(self.cell, inputs, weights, state, lengths, attention)
+        share = least_share(self._options_with_amp, self._options_bwd_with_amp)
+        return recurrent_call(self.cell, inputs, weights, state, lengths, attention, share)
 
     def _answer(self, outputs: tf.Tensor, states: Sequence[tf.Tensor]) -> object:
         if not self.return_state:

@@ -131,7 +131,15 @@ class ModelledStep:
     def form(self) -> str:
         """What the report depends on besides the nodes, as text."""
         places = sorted((label, place.ipu, place.stage) for label, place in self.places.items())
-        return repr((self.pipeline, self.recomputes, self.shares, places, sorted(self.recomputed.items())))
+        shares = self.shares, self.own_shares
+        return repr((self.pipeline, self.recomputes, shares, places, sorted(self.recomputed.items())))
+
+    @property
+    def own_shares(self) -> tuple[tuple[str, float], ...]:
+        """The part of the tiles for temporary data that operators name themselves, by label."""
+        inner = (n for item in self.nodes if item.op_type == "Differentiate" for n in item["graph"].nodes)
+        shares = ((n.label, n.get("memory_share", 0.0)) for n in (*self.nodes, *inner))
+        return tuple((label, share) for label, share in shares if share > 0)
 
     def content(
         self,
@@ -164,7 +172,7 @@ class ModelledStep:
     @property
     def apart(self) -> bool:
         """Whether the program is modelled in another form than the one that runs."""
-        return self.differentiated is not None or bool(self.places or self.shares)
+        return self.differentiated is not None or bool(self.places or self.shares or self.own_shares)
 
 
 def _forward(step: ModelledStep, node: Node | None) -> list[Node]:
@@ -234,7 +242,8 @@ def _hinted(nodes: Sequence[Node], step: ModelledStep) -> list[Node]:
     shares = dict(step.shares)
 
     def hinted(node: Node) -> Node:
-        share, again = shares.get(node.kind), step.recomputed.get(node.label)
+        share = node.get("memory_share") or shares.get(node.kind)
+        again = step.recomputed.get(node.label)
         if share is None and again is None:
             return node
         own = node.hints

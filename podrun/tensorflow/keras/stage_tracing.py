@@ -234,8 +234,16 @@ def _layers_changed(model: Model, plain: Callable[..., object], *args: object, *
     return result
 
 
+def _layer_made(
+    layer: Layer, plain: Callable[..., object], trainable: object = True, *args: object, **kwargs: object
+) -> object:
+    """``trainable`` may be any value with a truth, as in Keras 2.6: programs give a layer's name there, or None."""
+    trainable = bool(trainable) if trainable is None or isinstance(trainable, str) else trainable
+    return plain(layer, trainable, *args, **kwargs)
+
+
 _METHODS = (
-    ("base_layer", "Layer", {"__call__": _called, "_init_set_name": _layer_named}),
+    ("base_layer", "Layer", {"__init__": _layer_made, "__call__": _called, "_init_set_name": _layer_named}),
     ("node", "Node", {"__init__": _node_made, "map_arguments": _noted}),
     ("functional", "Functional", {"_init_graph_network": _graph_made}),
     ("training", "Model", {"build": _built}),

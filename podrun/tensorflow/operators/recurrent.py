@@ -1,8 +1,8 @@
 """The recurrent layers of the SDK, each one operator: `podrun.numerics.recurrence` over a whole sequence.
 
 Gates are in the order of Keras: an LSTM's input, forget, new memory, output; a GRU's update, reset, new state. Halves
-are multiplied as they are, with sums in float32, as on an IPU; all else, also halves with kernels of floats, is
-computed in float32.
+are multiplied as they are, with sums in float32, and states of a layer of halves are halves from step to step, as on an
+IPU; all else, also halves with kernels of floats, is computed in float32.
 """
 
 from __future__ import annotations
@@ -54,6 +54,11 @@ def _sums_by_columns(a: jax.Array, b: jax.Array) -> jax.Array:
     )
 
 
+def _rounded_to_half(x: jax.Array) -> jax.Array:
+    """The half next to each number, as float32; gradients pass as they are."""
+    return x + lax.stop_gradient(x.astype(jnp.float16).astype(x.dtype) - x)
+
+
 def _wide(x: jax.Array) -> jax.Array:
     x = jnp.asarray(x)
     return x.astype(jnp.float32) if x.dtype == jnp.float16 else x
@@ -92,10 +97,11 @@ def _cell(node: Node, halves: bool) -> Cell:
     """The cell of a layer, with Keras' order of gates. ``halves``: whether inputs and kernels are."""
     product = _sums_of_halves if halves else rows_product
     new, gate = _activation(node["activation"]), _activation(node["recurrent_activation"])
+    rounded = _rounded_to_half if halves else None
     if node["cell"] == "lstm":
         product = _sums_by_columns if halves else rows_product
-        return Cell("lstm", "ifno", (gate, new, new), product=product)
-    return Cell("gru", "zrn", (gate, new), reset_after=node["reset_after"], product=product)
+        return Cell("lstm", "ifno", (gate, new, new), product=product, rounded=rounded)
+    return Cell("gru", "zrn", (gate, new), reset_after=node["reset_after"], product=product, rounded=rounded)
 
 
 def _weights(
