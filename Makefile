@@ -55,6 +55,7 @@ MINUTES ?= 10
 stress: $(STAMP)
 	$(BIN)/python -m tests.stress.guarded --cases 20000
 	$(BIN)/python -m tests.stress.networks --cases 5000
+	$(BIN)/python -m tests.stress.dense --cases 500
 	$(BIN)/python -m tests.stress.convolutions --minutes $(MINUTES)
 
 # Prolog and epilog against a real Slurm of this host: apt-get install slurmctld slurmd slurm-client munge; as root.

@@ -190,7 +190,36 @@ def _run_packed(module: Any, chosen: GuardedCase, memory: list[GuardedMemory]) -
     module.compute(numbers, tuple(arrays[:-1]), arrays[-1])
 
 
-SIDES = (16, 17, 19, 23, 31, 32, 33, 47, 48, 63, 64, 65, 96, 97, 127, 128, 129, 160, 200, 256, 400)
+SIDES = (
+    1,
+    2,
+    3,
+    5,
+    8,
+    10,
+    15,
+    16,
+    17,
+    19,
+    23,
+    31,
+    32,
+    33,
+    47,
+    48,
+    63,
+    64,
+    65,
+    96,
+    97,
+    127,
+    128,
+    129,
+    160,
+    200,
+    256,
+    400,
+)
 PRODUCT_EVERY = 8
 """Cases for each of which there is a product."""
 

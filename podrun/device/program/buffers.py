@@ -289,7 +289,8 @@ class Buffers(ProgramMemory):
         places = self.places(piece)
         if not places:
             return piece.call
-        computation, into, filled = piece.computation, ResultPlaces(places), 0
+        computation, filled = piece.computation, 0
+        into = ResultPlaces(places) if piece.dense is None else piece.dense.placing(places)
         arenas = {self._members[computation.outputs[position]].arena for position in places}
 
         def call(*operands: object) -> Sequence[Any]:

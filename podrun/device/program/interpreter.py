@@ -344,8 +344,9 @@ def _compute(
 
     def compute(frame: Frame) -> None:
         results = call(*[read(frame) for read in readers])
-        for result in results:
-            result.block_until_ready()
+        if piece.dense is None:
+            for result in results:
+                result.block_until_ready()
         if finite:
             _check_finite(computation.outputs, results)
         for name in computation.donated:

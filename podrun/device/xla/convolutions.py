@@ -238,7 +238,7 @@ TARGET = "podrun_convolution"
 """The name of the call in a program."""
 NETWORK_TARGET = "podrun_network"
 """The name of the call of a chain of layers (`podrun.device.xla.networks`)."""
-FORM = 5
+FORM = 6
 """The form of the numbers of all calls. Programs that were compiled with another form are compiled again."""
 SHUFFLE = -2
 """Which of a call's numbers says that channels are shuffled: as a matrix of so many rows they are stored transposed."""
@@ -307,7 +307,9 @@ def _start() -> None:
         module = importlib.import_module("podrun.device.xla._onednn")
     except ImportError as error:
         raise RuntimeError(f"podrun was installed without its C module ({error})") from error
-    if not all(hasattr(module, name) for name in ("network_handler", "product_handler", "FOLLOWS")):
+    if not all(
+        hasattr(module, name) for name in ("network_handler", "product_handler", "FOLLOWS", "run_dense")
+    ):
         raise RuntimeError("its C module was built from an earlier checkout (there: make)")
     module.load(_path())
     check_convolutions(module.compute)

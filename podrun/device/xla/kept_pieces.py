@@ -78,10 +78,15 @@ class KeptPieces:
         """The note of a piece, with its entry (`podrun.device.xla.ready_calls`); None if it has none."""
         return None if self._place is None else read_note(self._place, key)
 
-    def note(self, key: str, note: CallNote, entry: str) -> None:
+    def note(self, key: str, note: CallNote, entry: str = "") -> None:
         """Keep the note of a piece that has just been compiled or loaded: that of the file ``entry``, if it is here and
         not in another cache."""
         directory = self._place
+        if directory is not None and note.dense:
+            with _if_possible(directory):
+                directory.mkdir(parents=True, exist_ok=True)
+                write_note(directory, key, note)
+            return
         if directory is None or not (directory / entry).is_file():
             return
         with _if_possible(directory):

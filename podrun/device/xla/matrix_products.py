@@ -44,7 +44,7 @@ from podrun.private_apis.jax import convolutions_problem, mlir, product_axes, st
 if TYPE_CHECKING:
     from jax.stages import Lowered
 
-    from podrun.private_apis.mlir_types import MlirOperation, MlirType, MlirValue
+    from podrun.private_apis.mlir_types import MlirModule, MlirOperation, MlirType, MlirValue
 
 PRODUCT_TARGET = "podrun_product"
 """The name of the call in a program."""
@@ -111,19 +111,27 @@ class ProductCall:
         ]
 
 
-def rewrite_products(lowered: Lowered, available: Callable[[], bool]) -> list[ProductCall]:
+def has_product(module: MlirModule) -> bool:
+    """Whether a module has a product for the library, and operations can be replaced."""
+    return not convolutions_problem() and any(map(_call_of, nested(module.operation)))
+
+
+def rewrite_products(
+    lowered: Lowered, available: Callable[[], bool], *, small: bool = False
+) -> list[ProductCall]:
     """Replace products of a ``jax.stages.Lowered`` by calls of the library, in place. Returns the calls.
 
     ``available``: whether the library is there, asked only if there is a product for it. All others stay XLA's.
+    ``small``: also products that are too small to be worth a call from a program of XLA's.
     """
     module = stablehlo(lowered)
-    if convolutions_problem() or not any(map(_call_of, nested(module.operation))) or not available():
+    if not has_product(module) or not available():
         return []
     ir = mlir()
     with module.context, ir.Location.unknown():
         inline(ir, module)
         operations = [op for op in nested(module.operation) if op.name == _PRODUCT]
-        calls = [_replace(ir, op, call) for op in operations if (call := _call_of(op)) is not None]
+        calls = [_replace(ir, op, call) for op in operations if (call := _call_of(op, small=small))]
         rebuild_walls(ir, module)
     return calls
 
@@ -131,7 +139,7 @@ def rewrite_products(lowered: Lowered, available: Callable[[], bool]) -> list[Pr
 _PRODUCT, _TRANSPOSE = "stablehlo.dot_general", "stablehlo.transpose"
 
 
-def _call_of(op: MlirOperation) -> ProductCall | None:
+def _call_of(op: MlirOperation, *, small: bool = False) -> ProductCall | None:
     """The call that computes an operation as it stands; None if it is no product of two matrices, or too small."""
     if op.name != _PRODUCT or "algorithm" in op.attributes:
         return None
@@ -148,7 +156,8 @@ def _call_of(op: MlirOperation) -> ProductCall | None:
         math.prod(left) // terms, math.prod(right) // terms, terms, left_first, not right_first
     )
     narrow = min(call.rows, call.columns, call.terms) < NARROWEST
-    return None if narrow or call.multiplications < LEAST_MULTIPLICATIONS else call
+    worth = not narrow and call.multiplications >= LEAST_MULTIPLICATIONS
+    return call if worth or small else None
 
 
 def _is_first(axes: Sequence[int], rank: int) -> bool | None:

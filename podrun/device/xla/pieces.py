@@ -39,6 +39,7 @@ from podrun.device.xla.clients import (
 )
 from podrun.device.xla.convolutions import available, failed_to_load, formulation
 from podrun.device.xla.custom_calls import check_calls, check_operations
+from podrun.device.xla.dense_programs import DenseCall, DenseProgram, dense_program, may_be_dense
 from podrun.device.xla.kept_pieces import KeptPieces, piece_name
 from podrun.device.xla.matrix_products import rewrite_products
 from podrun.device.xla.ready_calls import CallNote, array_kinds
@@ -96,6 +97,8 @@ class Piece:
     """Elements and dtype of each operand and then of each result."""
     placed: frozenset[int] = frozenset()
     """Positions of results that may be written to memory of the caller's (`matrix_products.ResultPlaces`)."""
+    dense: DenseCall | None = None
+    """The call, where the C module computes it without XLA; its results are arrays of NumPy's."""
     fitting_steps: dict[Any, UpdateSteps | None] = field(default_factory=dict)
     """What `fused_updates.fitting_steps` found for the piece's code, by gradient and results."""
 
@@ -157,6 +160,11 @@ class PieceCache:
             check_operations(computation.name, stablehlo(lowered))
         elif _CALL in computation.stablehlo:
             check_calls(computation.name, stablehlo(lowered))
+        if plain and not shared and not in_place and may_be_dense(lowered, available):
+            dense = dense_program(lowered)
+            if dense is not None:
+                return self._dense_piece(key, computation, dense, lowered)
+            lowered = _lower(key, computation, donated, in_place, 1)[0]
         calls = rewrite_convolutions(lowered, WORTH_COMPILING, SHARED_BY if shared else 1)
         if calls:
             simplify_sums(stablehlo(lowered))
@@ -173,6 +181,16 @@ class PieceCache:
         device = two_thread_device() if shared else one_thread_device()
         return Piece(computation, call, _shapes(lowered), in_place, device, _kinds(lowered), placed)
 
+    def _dense_piece(
+        self, key: str, computation: Computation, dense: DenseProgram, lowered: Lowered
+    ) -> Piece:
+        call = dense.bound()
+        note = _note(lowered, False, {}, call.placed, library=True)
+        if note is not None:
+            self._kept.note(key, replace(note, dense=dense.numbers))
+        shapes, kinds = _shapes(lowered), _kinds(lowered)
+        return Piece(computation, call, shapes, kinds=kinds, placed=call.placed, dense=call)
+
     def _ready(self, key: str, computation: Computation) -> Piece | None:
         """The compiled piece as its note describes it; None without one."""
         kept = self._kept.ready(key)
@@ -187,13 +205,16 @@ class PieceCache:
             [np.broadcast_to(np.zeros((), numpy_dtype(dtype)), shape) for shape, dtype in kinds]
             for kinds in (note.operands, note.results)
         )
+        kinds = tuple((array.size, array.dtype) for array in (*operands, *results))
+        shapes = [array.shape for array in operands]
+        if note.dense:
+            dense = DenseProgram(tuple(note.dense), tuple(note.results)).bound()
+            return Piece(computation, dense, shapes, kinds=kinds, placed=note.placed, dense=dense)
         call = load_compiled(entry, piece_name(note.threads, key), operands, results, device)
         if call is None:
             return None
         if shared:
             call = callable_across_clients(call, note.in_place)
-        kinds = tuple((array.size, array.dtype) for array in (*operands, *results))
-        shapes = [array.shape for array in operands]
         return Piece(computation, call, shapes, note.in_place, device, kinds, note.placed)
 
     def forget(self) -> None:

@@ -333,6 +333,7 @@ static PyMethodDef functions[] = {
 
 extern PyMethodDef product_functions[]; /* product_calls.c */
 extern PyMethodDef update_functions[];  /* updates.c */
+extern PyMethodDef dense_functions[];   /* dense.c */
 
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT,
@@ -346,7 +347,8 @@ PyMODINIT_FUNC
 PyInit__onednn(void)
 {
     PyObject *made = PyModule_Create(&definition);
-    if (made && (PyModule_AddFunctions(made, product_functions) || PyModule_AddFunctions(made, update_functions)))
+    if (made && (PyModule_AddFunctions(made, product_functions) || PyModule_AddFunctions(made, update_functions) ||
+                 PyModule_AddFunctions(made, dense_functions)))
         Py_CLEAR(made);
     const struct {
         const char *name;

@@ -62,6 +62,12 @@ planes_vectors(int most)
 }
 
 int
+planes_lanes(void)
+{
+    return lanes;
+}
+
+int
 planes_can(void)
 {
     return lanes > 0;

@@ -14,6 +14,9 @@ enum { MOST_PLANES = 4, MOST_LANES = 16 };
    the environment while other threads compute. */
 int planes_vectors(int most);
 
+/* How many elements they have; 0 for none. */
+int planes_lanes(void);
+
 /* Whether there are such vectors, and whether it is one of these. */
 int planes_can(void);
 int planes_fit(const Convolution *c);
