@@ -29,6 +29,7 @@ from podrun.device.program import fused_updates, interpreter, program_memory
 from podrun.device.program.buffers import Buffers
 from podrun.device.program.fused_updates import FusedUpdate, agrees, make_fused_updates
 from podrun.device.xla.clients import machine_settings
+from podrun.device.xla.convolutions import available
 from podrun.device.xla.pieces import Piece, PieceCache
 from podrun.device.xla.update_steps import _Reading, has_updates, run_update, update_steps
 from podrun.faults import parse_faults
@@ -261,6 +262,25 @@ def test_updates_stay_inside_of_their_memory() -> None:
             native.run_update(native.update(rows, True, [first, second], [], steps, [(4, 0), (3, 1)]))
             np.testing.assert_array_equal(first, 10)
             np.testing.assert_array_equal(second, 4)
+
+
+@pytest.mark.skipif(not available(), reason="no oneDNN here")
+def test_bits_of_updates_do_not_depend_on_vectors() -> None:
+    """Every kind of step, with the vectors to which the library keeps and with narrower ones."""
+    generator = np.random.default_rng(6)
+    rows = [generator.normal(size=SIZE).astype(F32) for _ in range(3)]
+    start = np.abs(generator.normal(size=SIZE)).astype(F32)
+    steps = [(kind, 2 + kind, 0 if kind % 2 else 1, 1, 0) for kind in range(9)]
+    results = []
+    for lanes in (16, 8, 0):
+        before = native.vectors(lanes)
+        for kind in range(9):
+            vector = start.copy()
+            native.run_update(native.update(rows, True, [vector], [], steps, [(2 + kind, 0)]))
+            results.append(vector.tobytes())
+        native.vectors(before)
+    assert len(set(results[:9])) == 9
+    assert results[:9] == results[9:18] == results[18:]
 
 
 def test_sums_keep_denormal_numbers_and_updates_do_not() -> None:

@@ -48,8 +48,8 @@ typedef struct {
 #define ZERO _mm256_setzero_ps
 #include "planes_kernel.h"
 
-/* Elements of the vectors in use; 0 for none. */
-static int lanes;
+/* Elements of the vectors in use; 0 for none, -1 before the library is loaded. */
+static int lanes = -1;
 
 int
 planes_vectors(int most)

@@ -14,7 +14,7 @@ enum { MOST_PLANES = 4, MOST_LANES = 16 };
    the environment while other threads compute. */
 int planes_vectors(int most);
 
-/* How many elements they have; 0 for none. */
+/* How many elements they have; 0 for none, -1 before the library is loaded. */
 int planes_lanes(void);
 
 /* Whether there are such vectors, and whether it is one of these. */

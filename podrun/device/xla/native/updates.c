@@ -11,6 +11,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "planes.h"
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 enum { FLUSHES = 0x8040 }; /* denormal results and operands as zero */
@@ -116,9 +118,13 @@ static const struct Functions {
     void (*step)(int64_t, const float *, const float *, const float *, float *);
 } of_plain = {plain_sum, plain_step}, of_avx2 = {avx2_sum, avx2_step}, of_avx512 = {avx512_sum, avx512_step};
 
+/* Those of the widest vectors that the processor has, or, once the library is loaded, that it keeps to: all give the same
+   bits. */
 static const struct Functions *
 functions(void)
 {
+    if (planes_lanes() >= 0)
+        return planes_lanes() >= 16 ? &of_avx512 : planes_lanes() >= 8 ? &of_avx2 : &of_plain;
 #if defined(__x86_64__) && defined(__GNUC__)
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("fma"))
         return &of_avx512;
