@@ -13,6 +13,7 @@ from typing import Any
 
 REQUIRED: dict[str, str] = {
     "framework.func_graph.FuncGraph": "holds what a program computes on an IPU",
+    "framework.func_graph.FuncGraph.watch_variable": "tells which variables a program reads",
     "framework.func_graph.func_graph_from_py_func": "traces a function of the program into such a graph",
     "eager.lift_to_graph.lift_to_graph": "takes initial values of variables out of a program",
     "util.object_identity.ObjectIdentityDictionary": "says what is outside of a program already",
@@ -41,6 +42,7 @@ REQUIRED: dict[str, str] = {
     "compiler.xla.xla.compile": "makes a program of what is compiled in an IPU's scope",
     "eager.context.Context.device": "takes IPUs out of the devices of eager operations",
     "eager.record.could_possibly_record": "lets tapes see functions that are called in the scope of an IPU",
+    "eager.record.record_operation": "tells tapes of programs, whose gradients are other programs",
     "client.session.BaseSession.run": "tells which session a program runs in, and raises its own errors",
     "client.session._FetchHandler": "tells what a session's run fetches",
     "client.session.BaseSession._make_callable_from_options": "draws elements of a queue at little cost",

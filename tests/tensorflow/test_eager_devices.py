@@ -119,6 +119,50 @@ def test_gradients_pass_through_functions_in_the_scope(ipu: Any) -> None:
     np.testing.assert_array_equal(bias, [1.0])
 
 
+def test_a_function_under_a_tape_is_a_program_with_gradients(ipu: Any) -> None:
+    import tensorflow as tf
+
+    weight, count = tf.Variable([2.0, 1.0]), tf.Variable(0)
+
+    @tf.function
+    def power(x: Any, exponent: int) -> Any:
+        count.assign_add(1)
+        result = x
+        for _ in range(exponent - 1):
+            result = result * x
+        if tf.reduce_sum(x) > 100.0:
+            result = result + 1.0
+        return {"power": weight * result, "half": tf.cast(x, tf.float16) * 300.0, "place": tf.argmax(x)}
+
+    with tf.device(IPU):
+        x = tf.constant([3.0, -1.0])
+        with tf.GradientTape() as outer:
+            outer.watch(x)
+            with tf.GradientTape(persistent=True) as tape:
+                tape.watch(x)
+                results = power(x, 3)
+                total = tf.reduce_sum(results["power"])
+            weight.assign([7.0, 7.0])  # Gradients are those of the values before.
+            first = tape.gradient(total, x)
+            by_weight = tape.gradient(total, weight)
+            halves = tape.gradient(results["half"], x)
+        second = outer.gradient(first, [x, weight])
+        with tf.GradientTape() as tape:
+            drawn = tf.function(lambda: weight * tf.random.uniform([2]))()
+    assert results["power"].device == IPU_NAME
+    np.testing.assert_array_equal(results["place"], 0)
+    np.testing.assert_array_equal(results["half"], [900, -300])
+    np.testing.assert_allclose(first, [2 * 27, 3])
+    np.testing.assert_allclose(by_weight, [27, -1])
+    np.testing.assert_array_equal(halves, [300, 300])
+    np.testing.assert_allclose(second[0], [2 * 18, -6])
+    np.testing.assert_allclose(second[1], [27, 3])
+    assert count.numpy() == 1
+    np.testing.assert_allclose(
+        tape.gradient(drawn, weight) * 7.0, drawn
+    )  # By the host, with the same numbers.
+
+
 def test_functions_that_no_program_can_be_run_on_the_host(ipu: Any) -> None:
     import tensorflow as tf
 

@@ -66,6 +66,10 @@ class IpuGraph(_FuncGraph):  # type: ignore[misc]
         self.refused = ""
         """Why the program cannot run, which it is told when it runs."""
 
+    def variables_by_handle(self) -> dict[int, tf.Variable]:
+        """The variables that the program reads, by the identity of their handles."""
+        return {id(variable.handle): variable for variable in self._watched_variables}
+
 
 def _share_variable_scope() -> None:
     """Let a new graph have the store and scope of the variables of the one around it."""
@@ -139,9 +143,7 @@ def trace(
 
     with graph.as_default(), tf.variable_creator_scope(_uncached):
         if convert:
-            from tensorflow.python.autograph.core import ag_ctx
-
-            function = _tf_convert(function, ag_ctx.ControlStatusCtx(status=ag_ctx.Status.ENABLED))
+            function = converted(function)
         if graph.automatic:
             with AutomaticControlDependencies() as dependencies:
                 results = _in_graph(graph, function(*args, **(kwargs or {})))
@@ -153,6 +155,14 @@ def trace(
             results = _in_graph(graph, function(*args, **(kwargs or {})))
     graph.results = results
     return results
+
+
+def converted(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function whose Python loops and conditions become those of the graph that is being made."""
+    from tensorflow.python.autograph.core import ag_ctx
+
+    own: Callable[..., Any] = _tf_convert(function, ag_ctx.ControlStatusCtx(status=ag_ctx.Status.ENABLED))
+    return own
 
 
 def _uncached(next_creator: Callable[..., tf.Variable], **options: object) -> tf.Variable:

@@ -140,8 +140,8 @@ def _takes_values(arguments: object) -> bool:
 
 def _placed_call(plain: Callable[..., Any]) -> Callable[..., Any]:
     """The call of a tf.function, which is a program in the scope of an IPU. What no program can be runs on the host, as
-    TensorFlow places softly, or is refused where a program switches that off. So does what a tape records, whose
-    operations are those of eager mode.
+    TensorFlow places softly, or is refused where a program switches that off. Of functions that a tape records, those
+    that draw random numbers or use queues always run on the host (`recorded_calls`).
     """
     recorded = symbol("eager.record.could_possibly_record")
 
@@ -150,12 +150,13 @@ def _placed_call(plain: Callable[..., Any]) -> Callable[..., Any]:
         if ordinal is None or _scopes.correcting or not tf.executing_eagerly():
             return plain(self, *args, **kwargs)
         strategy = _strategy(ordinal)
-        if strategy is None or recorded() or not _takes_values((args, kwargs)):
+        if strategy is None or not _takes_values((args, kwargs)):
             return plain(self, *args, **kwargs)
+        taped = recorded()
         try:
-            return strategy.run_if_program(self, args, kwargs)
+            return strategy.run_if_program(self, args, kwargs, recorded=taped)
         except NoProgramError:
-            if not tf.config.get_soft_device_placement():
+            if not taped and not tf.config.get_soft_device_placement():
                 raise
         return plain(self, *args, **kwargs)
 

@@ -95,6 +95,16 @@ def launch_program(
     return _launched_in_graph(program, arguments, values, types)
 
 
+def results_from_values(program: HostProgram, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """The results of a program from values of its inputs, also those of variables; it writes no variable."""
+    try:
+        outcome, _ = program([np.asarray(v) for v in values])
+    except BaseException as error:
+        raise in_words_of_the_sdk(error) from error
+    types = [t.dtype for t in program.results]
+    return [name_device(_tensor(v, t), program.ordinal) for v, t in zip(outcome, types, strict=True)]
+
+
 def _launched_in_graph(
     program: HostProgram | PartedProgram,
     arguments: Sequence[tf.Tensor],

@@ -28,6 +28,7 @@ from podrun.tensorflow.execution.host_program import HostProgram
 from podrun.tensorflow.execution.launching import launch_program
 from podrun.tensorflow.execution.placed_devices import named_variables
 from podrun.tensorflow.execution.program_parts import PartedProgram, program_of
+from podrun.tensorflow.execution.recorded_calls import flat_function, recorded_call
 from podrun.tensorflow.sdk.ipu_infeed_queue import IPUOwnedIterator
 
 _one_device: Any = private_module("distribute.one_device_strategy")
@@ -163,34 +164,47 @@ class IPUStrategyV1(_one_device.OneDeviceStrategy):  # type: ignore[misc]
         return self._launched(*self._traced(fn, args, kwargs), (args, kwargs))
 
     def run_if_program(
-        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        *,
+        recorded: bool = False,
     ) -> TensorStructure:
-        """Run a tf.function on the IPU in eager mode, with plain results as tensors. NoProgramError if it cannot be a
-        program: what it calls, takes or returns is not computed on IPUs.
+        """Run a tf.function on the IPU in eager mode, ``recorded`` by tapes, with plain results as tensors.
+        NoProgramError if it cannot be a program: what it calls, takes or returns is not computed on IPUs.
         """
         args, kwargs = tf.nest.map_structure(_as_tensor, tuple(args), expand_composites=False), dict(kwargs)
         key = _signature(fn, args, kwargs)
-        if key in self._refused:
-            raise _no_program(self._refused[key][0])
+        if (key, recorded) in self._refused:
+            raise _no_program(self._refused[key, recorded][0])
         try:
             program, template = self._traced(fn, args, kwargs)
             _check_values(program.graph, template)
-            result = self._launched(program, template, (args, kwargs))
+            result = self._launched(program, template, (args, kwargs), fn if recorded else None)
         except (UnsupportedError, UnimplementedError, UnsupportedTypeError) as error:
             why = str(getattr(error, "message", error))
             self._programs.pop(key, None)
             named = [v for v in tf.nest.flatten((args, kwargs)) if not isinstance(v, tf.Tensor)]
-            self._refused[key] = why, fn, named
+            self._refused[key, recorded] = why, fn, named
             raise _no_program(why) from error
         return tf.nest.map_structure(lambda r: r if r is None else tf.convert_to_tensor(r), result)
 
     def _launched(
-        self, program: HostProgram | PartedProgram, template: Any, arguments: tuple[Any, Any]
+        self,
+        program: HostProgram | PartedProgram,
+        template: Any,
+        arguments: tuple[Any, Any],
+        recorded: Callable[..., Any] | None = None,
     ) -> TensorStructure:
-        """The results of a program, in the places of a template."""
+        """The results of a program, in the places of a template. ``recorded``: its function, if a tape records it."""
         flat = [v for v in tf.nest.flatten(arguments) if isinstance(v, tf.Tensor)]
-        with self.scope():
-            results = launch_program(program, [*flat, *(outer for outer, _ in program.graph.captures)])
+        if recorded is not None:
+            own = flat_function(recorded, arguments)
+            results = recorded_call(program, own, flat, lambda fn, values: self._traced(fn, values, {}))
+        else:
+            with self.scope():
+                results = launch_program(program, [*flat, *(outer for outer, _ in program.graph.captures)])
         it = iter(results)
         return tf.nest.map_structure(lambda t: next(it) if t is _TENSOR else t, template)
 
