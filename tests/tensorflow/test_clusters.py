@@ -206,3 +206,46 @@ def test_colocated_operations_are_the_devices_too(tf: Any) -> None:
     with tf.Session() as session:
         assert session.run(y, {x: [1.0, 2.0]}).tolist() == [2.0, 3.0]
     assert clusters_of(tf) == [1]
+
+
+def test_control_flow_of_version_1_is_computed_on_the_device(tf: Any, ipu: Any) -> None:
+    """Halves are clipped in it, gradients pass through it, and what TensorFlow gives for one result is a tensor."""
+    tf.disable_control_flow_v2()
+    try:
+        with ipu.scopes.ipu_scope(DEVICE):
+            x = tf.placeholder(tf.float16, [2])
+            weight = tf.get_variable("w", initializer=np.float32([2, 3]))
+            chosen = tf.cond(tf.reduce_sum(x) > 1.0, lambda: [x * 300.0], lambda: [x - 1.0])
+            _, power = tf.while_loop(
+                lambda i, _: i < 3,
+                lambda i, a: (i + 1, a * tf.cast(x, tf.float32) * weight),
+                [0, tf.ones([2])],
+            )
+            (gradient,) = tf.gradients(tf.reduce_sum(power), weight)
+            by_choice = tf.gradients(tf.cond(weight[0] > 1.0, lambda: x * 3.0, lambda: x), x)[0]
+            written = tf.TensorArray(tf.float32, 2)
+            _, written = tf.while_loop(
+                lambda i, _: i < 2, lambda i, a: (i + 1, a.write(i, weight[i] * 2.0)), [0, written]
+            )
+            doubled = written.stack()
+        with tf.device(DEVICE):
+            tf.Variable(2.0, use_resource=False)
+            kept = tf.cond(x[0] > 1.0, lambda: x * 300.0, lambda: x)
+    finally:
+        tf.enable_control_flow_v2()
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        feed = {x: [300.0, 0.5]}
+        results = session.run([chosen, power, gradient, by_choice, doubled], feed)
+        assert clusters_of(tf)[-1] >= 1
+        assert np.isinf(
+            session.run(kept, feed)[0]
+        )  # Beside variables that are no resources the host computes it.
+        other = session.run(chosen, {x: [0.0, 0.5]})
+    values = np.array([300.0, 0.5]), np.array([2.0, 3.0])
+    np.testing.assert_array_equal(results[0], [65504, 150])
+    np.testing.assert_allclose(results[1], (values[0] * values[1]) ** 3, rtol=1e-6)
+    np.testing.assert_allclose(results[2], 3 * values[1] ** 2 * values[0] ** 3, rtol=1e-6)
+    np.testing.assert_array_equal(results[3], [3, 3])
+    np.testing.assert_array_equal(results[4], [4, 6])
+    np.testing.assert_array_equal(other, [-1, -0.5])

@@ -175,10 +175,10 @@ def _uncached(next_creator: Callable[..., tf.Variable], **options: object) -> tf
     return next_creator(**(options | {"caching_device": None}))
 
 
-def read_variables_in_programs() -> None:
-    """Let a program read variables themselves, where ``caching_device`` has made a copy of their value outside of it:
-    the copy is the value before the program, through which no gradient reaches the variable. ``dynamic_rnn`` and
-    decoders ask for copies.
+def read_variables_in_programs(is_placed: Callable[[], bool]) -> None:
+    """Let a program, and what is made where ``is_placed`` says so, read variables themselves, where ``caching_device``
+    has made a copy of their value outside of it: the copy is the value before the program, through which no gradient
+    reaches the variable. ``dynamic_rnn`` and decoders ask for copies.
     """
     kind = private_module("ops.resource_variable_ops").BaseResourceVariable
     if "_cached_value" in vars(kind):
@@ -186,7 +186,7 @@ def read_variables_in_programs() -> None:
     copies = "_podrun_cached_value"
 
     def cached(self: object) -> tf.Tensor | None:
-        return None if in_program() else self.__dict__.get(copies)
+        return None if in_program() or is_placed() else self.__dict__.get(copies)
 
     def cache(self: object, value: tf.Tensor | None) -> None:
         self.__dict__[copies] = value

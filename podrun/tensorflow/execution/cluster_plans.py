@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from podrun.core.errors import PodrunError, UnsupportedError
 from podrun.core.quick_dataclass import dataclass
+from podrun.runtime.graph import Node, subgraphs
 from podrun.tensorflow.capture.markers import marked
 from podrun.tensorflow.execution.host_pieces import (
     CopiedOperations,
@@ -40,7 +41,11 @@ _TRIVIAL = {
 }  # fmt: skip
 """Operations that alone are no work for a device."""
 _READING = {"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp"}
-_REFUSED_TYPES = {tf.float64, tf.complex64, tf.complex128, tf.string, tf.variant}
+_REFUSED_TYPES = {tf.float64, tf.complex64, tf.complex128, tf.string}
+_LOOPS = {"While", "StatelessWhile"}
+"""Operations that give the variables that they take."""
+_KEPT_TYPES = {tf.resource, tf.variant}
+"""Types of what cannot leave a cluster: variables, and lists of tensors, which cannot enter one either."""
 _NARROWED = {np.dtype(np.int64): np.int32, np.dtype(np.uint64): np.uint32}
 """Types of integers -> what an IPU computes in their place."""
 _NO_KERNEL = (
@@ -73,7 +78,8 @@ def _fits(operation: GraphOperation) -> bool:
     known = operation.type in READERS or operation.type in UPDATES or operation.type in HANDLERS
     kinds = [t.dtype for t in (*operation.inputs, *operation.outputs)]
     refused = any(k._is_ref_dtype or k in _REFUSED_TYPES for k in kinds)
-    return known and not refused and not any(t.dtype == tf.resource for t in operation.outputs)
+    gives = operation.type not in _LOOPS and any(t.dtype == tf.resource for t in operation.outputs)
+    return known and not refused and not gives
 
 
 def outside_of(array: np.ndarray) -> np.iinfo[Any] | None:
@@ -322,6 +328,9 @@ class ClusterPlanner:
         }
         own = _in_order(group.own)
         results = [t for o in own for t in o.outputs if t.ref() in used and t.ref() not in self.fed]
+        lists = [t for t in inputs.values() if t.dtype == tf.variant]
+        for tensor in (*lists, *(t for t in results if t.dtype in _KEPT_TYPES)):
+            raise UncutRunError(f"'{tensor.name}' of type {tensor.dtype.name} is used in two places")
         effects = [o for o in own if not o.outputs or (o.op_def.is_stateful and o.type not in _READING)]
         keys = [input_key(t, i) for i, t in enumerate(inputs.values())]
         done = {t.op for t in inputs.values()} | {o for o in needed - inside if o.type != "Const"}
@@ -329,7 +338,7 @@ class ClusterPlanner:
         graph = ClusterGraph(self.graph, group.ordinal, next(self.numbers))
         read = partial(HostProgram, graph, results, effects, part=part)
         program, operators = read(), TensorFlowOperators()
-        for node in program.step.nodes:
+        for node in _all_nodes(program.step.nodes):
             operators.lookup(node)
         tensors = list(inputs.values())
         before = pieces.piece([t for t in tensors if t.dtype != tf.resource], first)
@@ -339,6 +348,14 @@ class ClusterPlanner:
         written = program.step.written
         writes = {key: _assigning(t) for key, t in zip(keys, tensors, strict=True) if key in written}
         return PlannedCluster(program, read, before, entering, places, tuple(results), writes)
+
+
+def _all_nodes(nodes: Iterable[Node]) -> Iterator[Node]:
+    """The nodes, and those inside them."""
+    for node in nodes:
+        yield node
+        for graph in subgraphs(node):
+            yield from _all_nodes(graph.nodes)
 
 
 def _in_order(operations: Iterable[GraphOperation]) -> list[GraphOperation]:

@@ -41,6 +41,11 @@ def placed_ordinal(graph: tf.Graph) -> int | None:
     return ordinal
 
 
+def made_on_ipu() -> bool:
+    """Whether the operations that are being made in a graph lie on an IPU."""
+    return not tf.executing_eagerly() and placed_ordinal(tf.compat.v1.get_default_graph()) is not None
+
+
 def ipu_in(name: object) -> int | None:
     """The number of the IPU device that a name names; None for another device."""
     hit = _IPU.search(name) if isinstance(name, str) else None
@@ -94,6 +99,9 @@ def changed_classes() -> list[tuple[Any, tuple[str, ...]]]:
         (private_module("eager.context").Context, ("device",)),
         (private_module("compiler.xla.xla"), ("compile",)),
         (operations.Operation, ("_set_device",)),
+        (private_module("ops.control_flow_util"), ("EnableControlFlowV2",)),
+        (private_module("ops.cond_v2"), ("cond_v2",)),
+        (private_module("ops.control_flow_util_v2"), ("output_all_intermediates",)),
         *((owner, ("device",)) for owner in _named_classes()),
     ]
 
@@ -145,6 +153,7 @@ def install_devices() -> None:
     for owner in _named_classes():
         owner.device = _named(owner.device)
     _install_compile()
+    _install_control_flow()
 
 
 def _named(plain: Any) -> property:
@@ -187,3 +196,31 @@ def _install_compile() -> None:
 
     xla.compile = compile
     tf.xla.experimental.compile = compile
+
+
+def _install_control_flow() -> None:
+    """Let conditions and loops of a version-1 graph be operations that have graphs of their own, where they are made in
+    the scope of an IPU, which computes them then. Variables that are no resources cannot be in these graphs.
+    """
+    flow, conditions = private_module("ops.control_flow_util"), private_module("ops.cond_v2")
+    plain, plain_condition = flow.EnableControlFlowV2, conditions.cond_v2
+
+    def on_ipu(graph: tf.Graph) -> bool:
+        if plain(graph):
+            return False
+        variables = graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES)
+        return placed_ordinal(graph) is not None and all(hasattr(v, "handle") for v in variables)
+
+    def enabled(graph: tf.Graph) -> bool:
+        return bool(plain(graph)) or on_ipu(graph)
+
+    def condition(*args: object, **options: object) -> object:
+        one = on_ipu(tf.compat.v1.get_default_graph())
+        result = plain_condition(*args, **options)
+        return result[0] if one and isinstance(result, (list, tuple)) and len(result) == 1 else result
+
+    flow.EnableControlFlowV2, conditions.cond_v2 = enabled, condition
+    inner = private_module("ops.control_flow_util_v2")
+    plain_keeping = inner.output_all_intermediates
+    # For gradients of TensorFlow's own, beside layers of Keras; on an IPU JAX differentiates.
+    inner.output_all_intermediates = lambda: not made_on_ipu() and plain_keeping()

@@ -137,8 +137,8 @@ def _recorded(
         )
 
     def backward(*incoming: tf.Tensor) -> list[tf.Tensor | None]:
-        made, template = traced(both, [*tensors, *incoming])
-        second = cast("HostProgram", made)  # As the first, which `recorded_call` has looked at.
+        program_again, template = traced(both, [*tensors, *incoming])
+        second = cast("HostProgram", program_again)  # As the first, which `recorded_call` has looked at.
         own = [tensor for tensor, _ in second.graph.captures]
         known = {id(t): values[id(t)] if id(t) in values else _entering(t, {}) for t in own}
         gradients = iter(_recorded(second, both, [*tensors, *incoming], own, known, traced, again=True))

@@ -26,7 +26,7 @@ from podrun.tensorflow.execution.cluster_plans import differentiated_on_device
 from podrun.tensorflow.execution.device_table import DEVICES
 from podrun.tensorflow.execution.eager_devices import install_eager_devices
 from podrun.tensorflow.execution.launching import install_sessions
-from podrun.tensorflow.execution.placed_devices import install_devices
+from podrun.tensorflow.execution.placed_devices import install_devices, made_on_ipu
 from podrun.tensorflow.execution.poplar_flags import flags
 from podrun.tensorflow.sdk.shard_ops import SHARDING
 
@@ -143,7 +143,7 @@ def install_front_end() -> None:
         raise ImportError(f"this TensorFlow has no tensorflow.python.{missing[0]}, which podrun needs")
     flags()
     install_cuts(differentiated_on_device)
-    read_variables_in_programs()
+    read_variables_in_programs(made_on_ipu)
     install_sessions()
     install_devices()
     install_eager_devices()
