@@ -278,6 +278,19 @@ def test_fast_commands_import_nothing_heavy(module: str) -> None:
     assert run.stdout.split() == []
 
 
+def test_programs_that_attach_to_machines_import_no_machine() -> None:
+    code = (
+        "import sys, podrun.popart, podrun.popdist, podrun.device.host.partition_config\n"
+        "parts = ('device.machine', 'device.xla', 'collectives.rendezvous', 'report.document', 'popef')\n"
+        "print(*(name for name in parts if f'podrun.{name}' in sys.modules))"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.split() == []
+
+
 def test_no_machine_paths_or_index_addresses_in_the_project() -> None:
     root = PACKAGE.parent
     listed = subprocess.run(

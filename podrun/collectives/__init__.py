@@ -11,7 +11,9 @@ connections). `arithmetic` is the only place where values are combined; `linux` 
 collectives on a POD; `perf` measures them on this host.
 """
 
-from podrun.collectives.communicator import Communicator, rank_groups
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from podrun.collectives.group import (
     DEFAULT_TIMEOUT,
     ClosedError,
@@ -23,9 +25,12 @@ from podrun.collectives.group import (
     RankMissingError,
     Token,
 )
-from podrun.collectives.rendezvous import create, create_within, in_process, join_group
 from podrun.core.executable import Reduction
 from podrun.core.layout import GroupKind, replica_groups, slice_of
+
+if TYPE_CHECKING:
+    from podrun.collectives.communicator import Communicator, rank_groups
+    from podrun.collectives.rendezvous import create, create_within, in_process, join_group
 
 __all__ = [
     "DEFAULT_TIMEOUT",
@@ -48,3 +53,21 @@ __all__ = [
     "replica_groups",
     "slice_of",
 ]
+
+_MODULES = {
+    "Communicator": "communicator",
+    "create": "rendezvous",
+    "create_within": "rendezvous",
+    "in_process": "rendezvous",
+    "join_group": "rendezvous",
+    "rank_groups": "communicator",
+}
+"""Modules that are imported when somebody asks for a name of theirs: most programs read `timing` and errors alone."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    globals()[name] = value
+    return value

@@ -41,6 +41,17 @@ class AttachRequest:
     launch: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class RunOutcome:
+    """The result of a run besides its anchors. ``modelled_seconds``: of the batches on IPUs (NaN: not modelled).
+    ``seconds``: wall time on this machine.
+    """
+
+    batches_done: int
+    modelled_seconds: float
+    seconds: float
+
+
 class Refusal(str):
     """Why a process cannot attach, in words. ``broken``: the error of what is broken, if that is why."""
 

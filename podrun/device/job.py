@@ -17,6 +17,7 @@ from podrun.collectives import ClosedError, Group, create, join_group
 from podrun.core.error_codec import error_to_dict
 from podrun.core.errors import PoplarError
 from podrun.core.layout import IpuRange
+from podrun.device.connection import RunOutcome
 from podrun.device.error_messages import (
     JobMachines,
     as_poplar_error,
@@ -39,7 +40,7 @@ from podrun.device.owners import (
 )
 from podrun.device.program.check import check_executable
 from podrun.device.program.digests import Disagreement
-from podrun.device.program.engine import Engine, RunOutcome
+from podrun.device.program.engine import Engine
 from podrun.device.program.fabric import JobName, Wait
 from podrun.device.program.interpreter import NotFinite
 from podrun.device.program.machine_groups import core_lock_of, pin_thread_to

@@ -11,12 +11,13 @@ from podrun.core.errors import ApplicationRuntimeError, ErrorCause, PoplarError
 from podrun.core.executable import Executable
 from podrun.core.layout import IpuRange
 from podrun.device.activity import BatchActivity, activity_of_batches
+from podrun.device.connection import RunOutcome
 from podrun.device.error_messages import ipus_in_words
 from podrun.device.health import LASTING, LastingFaults, flip_bit, instances_here, signal_process
 from podrun.device.machine_context import MachineContext
 from podrun.device.owners import Owner
 from podrun.device.program.digests import held_by_ipu
-from podrun.device.program.engine import Engine, RunOutcome, modelled_step_seconds
+from podrun.device.program.engine import Engine, modelled_step_seconds
 from podrun.device.program.instruction_lists import batch_starts
 from podrun.device.program.interpreter import InstructionHook, NotFinite
 from podrun.device.program.machine_groups import at_position, choose_core

@@ -23,14 +23,13 @@ from podrun.core.executable import Array, Executable
 from podrun.core.layout import IpuRange
 from podrun.core.names import DIGESTS
 from podrun.device.activity import Usage
-from podrun.device.connection import AttachRequest, Refusal
+from podrun.device.connection import AttachRequest, Refusal, RunOutcome
 from podrun.device.error_messages import ipus_in_words, ipus_taken_away, process_ended
 from podrun.device.health import Condition, WorkDone
 from podrun.device.job import Job
 from podrun.device.machine_context import MachineContext, MachinePlace, owned_part, part_of
 from podrun.device.owners import HOST_SYNC_TIMEOUT, LoadCall, MachineMoment, Owner, RunCall
 from podrun.device.program.digests import UNCOMPARED, digest_of_array
-from podrun.device.program.engine import RunOutcome
 from podrun.device.program.fabric import Fabric, JobName, OfferBook
 from podrun.device.strikes import check_lost_host, strike_machine_event
 from podrun.device.xla.pieces import PieceCache

@@ -8,7 +8,19 @@ here. `document` turns the report into a `Profile` (`model`) and writes all file
 show it; `engine_options` reads when and where to. Results go to files, notebooks and the terminal.
 """
 
-from podrun.report.document import read_report
-from podrun.report.model import Profile, ReportStage
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from podrun.report.document import read_report
+    from podrun.report.model import Profile, ReportStage
 
 __all__ = ["Profile", "ReportStage", "read_report"]
+
+
+def __getattr__(name: str) -> Any:
+    """Names of modules that are imported when somebody asks: programs read `engine_options` alone."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = importlib.import_module(f"{__name__}.{'document' if name == 'read_report' else 'model'}")
+    return getattr(module, name)

@@ -11,17 +11,16 @@ from typing import TYPE_CHECKING
 from podrun.compiler.replica_groups import stored
 from podrun.core.errors import UsageError
 from podrun.core.executable import Executable, StreamDirection
-from podrun.popef.reader import read_program
 from podrun.runtime.building import BuiltModel
 from podrun.runtime.device import DeviceKind
 from podrun.runtime.device_program import ProgramLoader
-from podrun.runtime.model_export import ExportedProgram, write_program
 from podrun.runtime.settings import RunPlan, RunSettings
 from podrun.runtime.words import SessionCall
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from podrun.runtime.model_export import ExportedProgram
     from podrun.runtime.weights import HostWeights
 
 _log = logging.getLogger("podrun.runtime.engine")
@@ -52,6 +51,8 @@ class ExecutableFiles:
         """Write the compiled program and its variables to a PopEF file. UsageError before it is compiled, and for a
         device without executables. ``blobs``: bytes of the front end. Without ``variables`` the program alone.
         """
+        from podrun.runtime.model_export import write_program
+
         self.check_can_save()
         write_program(self.exported(name, blobs, variables=variables), path)
 
@@ -59,6 +60,8 @@ class ExecutableFiles:
         self, name: str, blobs: Mapping[str, bytes] = MappingProxyType({}), *, variables: bool = True
     ) -> ExportedProgram:
         """The executable that `save` writes, with blobs and variables of the program."""
+        from podrun.runtime.model_export import ExportedProgram
+
         executable = self._program.prepared(SessionCall.SAVE_PROGRAM)
         values: dict[str, np.ndarray] = {}
         if variables:
@@ -89,6 +92,8 @@ class ExecutableFiles:
 
         UsageError if it is damaged or not the program of this session's model, or the session has a program.
         """
+        from podrun.popef.reader import read_program
+
         if self._program.executable is not None:
             raise UsageError(self._program.words.compiled_already)
         path = in_folder(filename, "executable.popef")

@@ -10,28 +10,21 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from podrun.core.documents import write_together
 from podrun.core.errors import UsageError
 from podrun.costmodel.cost import bounds_of, check_planned, check_report_fits
-from podrun.report.document import (
-    ARCHIVE,
-    DOCUMENT,
-    document_text,
-    origin_of_process,
-    profile_of,
-    profile_to_json,
-    write_report,
-)
 from podrun.report.engine_options import EngineOptions, engine_options
-from podrun.report.model import Profile
-from podrun.report.text import summary
 from podrun.runtime.device import DeviceKind
 from podrun.runtime.device_program import DeviceProgram
 from podrun.runtime.environment import ours
 from podrun.runtime.planner_options import check_planner_options
 from podrun.runtime.settings import RunSettings
 from podrun.runtime.words import SessionCall
+
+if TYPE_CHECKING:
+    from podrun.report.model import Profile
 
 OUTER, INNER = "outer", "inner"
 """Cycle counters: of a run, and of each IPU."""
@@ -94,11 +87,15 @@ class SessionReports:
 
     def profile(self) -> Profile:
         """The tile model's report as values."""
+        from podrun.report.document import profile_of
+
         executable = self._program.profiled()
         return replace(profile_of(executable), run_names=tuple(self._run_names))
 
     def summary(self) -> str:
         """The tile model's report as text."""
+        from podrun.report.text import summary
+
         return summary(self.profile())
 
     def engine_settings(self) -> EngineOptions:
@@ -123,6 +120,8 @@ class SessionReports:
             return
         path = ""
         if settings.reports:
+            from podrun.report.document import origin_of_process, profile_of, profile_to_json, write_report
+
             folder = settings.directory / self._name
             now = datetime.now().astimezone()
             origin = origin_of_process(ours(), sys.orig_argv, now)
@@ -143,6 +142,8 @@ def _show_runs(folder: Path, names: Sequence[str], written: bytes) -> bytes:
     something else has written there since, such as another session of the same name, stays as it is, and a report that
     is gone stays so.
     """
+    from podrun.report.document import ARCHIVE, DOCUMENT, document_text
+
     with contextlib.suppress(OSError):
         data = (folder / ARCHIVE).read_bytes()
         if _digest_of(data) == written and (folder / DOCUMENT).read_bytes() == data:

@@ -6,16 +6,13 @@ import copy
 import dataclasses
 import inspect
 import pickle
-import re
 import threading
 from collections.abc import Callable
 from dataclasses import field
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
-import podrun
 from podrun.core import quick_dataclass
 
 
@@ -197,20 +194,3 @@ def test_threads_that_use_a_class_first_all_get_values(quick: dict[str, Any]) ->
         thread.join(60)
     assert [value.names for value in values] == [["a"]] * 8
     assert len(set(values)) == 1
-
-
-STANDALONE = ("protos", "private_apis")
-"""Rooms that import nothing of podrun."""
-
-
-def test_all_of_podrun_uses_it() -> None:
-    room = Path(podrun.__file__).parent
-    others = [
-        str(path)
-        for path in room.rglob("*.py")
-        if path.relative_to(room).parts[0] not in STANDALONE and path.name != "quick_dataclass.py"
-        if re.search(
-            r"^from dataclasses import .*\bdataclass\b|@dataclasses\.", path.read_text(), re.MULTILINE
-        )
-    ]
-    assert others == []

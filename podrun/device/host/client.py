@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -39,14 +39,13 @@ from podrun.device.crash_records import report_fatal_signals
 from podrun.device.host.ports import LocalPort, Port, ProgramFile, RunArrays, Site, Wait, sites_holding
 from podrun.device.host.run_plan import ArrayPlan
 from podrun.device.host.started_runs import RunsInFlight, StartedRun
-from podrun.device.machine import Machine
-from podrun.device.machine_context import MachinePlace
 from podrun.device.owners import HOST_SYNC_TIMEOUT
 from podrun.device.program.fabric import LocalFabric, program_digest
 from podrun.device.program.machine_groups import home_of, parts_by_position
-from podrun.device.xla.kept_pieces import writable_cache
-from podrun.device.xla.pieces import PieceCache
 from podrun.faults import ProcessPlan, ends_with_launch, hint_in_launch, process_plan, recovery_hint, validate
+
+if TYPE_CHECKING:
+    from podrun.device.xla.pieces import PieceCache
 
 T = TypeVar("T")
 _AFTER_ERROR = 5.0
@@ -332,6 +331,9 @@ class InProcessMachines:
     def __init__(
         self, ipus: int, pieces: PieceCache, faults: ProcessPlan | None = None, *, grace: float = 5.0
     ) -> None:
+        from podrun.device.machine import Machine
+        from podrun.device.machine_context import MachinePlace
+
         if ipus < 1:
             raise UsageError(f"a device needs at least one IPU, not {ipus}")
         per_machine = min(ipus, IPUS_PER_MACHINE)
@@ -374,6 +376,9 @@ def connect_in_process(environ: Mapping[str, str], ipus: int | None) -> PortConn
     `podrun.core.environment.podrun_cache_directory`. Raises UsageError for a fault that cannot happen on these
     machines.
     """
+    from podrun.device.xla.kept_pieces import writable_cache
+    from podrun.device.xla.pieces import PieceCache
+
     report_fatal_signals()
     faults = process_plan(environ)
     return InProcessMachines(ipus or DEFAULT_IPUS, PieceCache(writable_cache(environ)), faults).connect()

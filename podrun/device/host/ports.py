@@ -11,15 +11,16 @@ import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from podrun.core.errors import ApplicationRuntimeError, DeadlineError, InternalError
 from podrun.core.executable import Array, Executable
 from podrun.core.layout import IpuRange, replicas_on
 from podrun.core.quick_dataclass import dataclass
-from podrun.device.connection import AttachRequest, Refusal
-from podrun.device.machine import Machine
-from podrun.device.program.engine import RunOutcome
+from podrun.device.connection import AttachRequest, Refusal, RunOutcome
+
+if TYPE_CHECKING:
+    from podrun.device.machine import Machine
 
 T = TypeVar("T")
 Wait = Callable[[float | None], T]

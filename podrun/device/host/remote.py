@@ -18,11 +18,10 @@ from podrun.core.errors import DeadlineError, InternalError, PoplarError, presen
 from podrun.core.executable import Array, Executable, numpy_dtype
 from podrun.core.proven_channel import open_channel
 from podrun.core.shared_region import SharedRegion
-from podrun.device.connection import AttachRequest, Refusal
+from podrun.device.connection import AttachRequest, Refusal, RunOutcome
 from podrun.device.host.machine_stream import CHECK_SECONDS, JobLosses, MachineStream
 from podrun.device.host.ports import ProgramFile, RunArrays, Site, Wait
 from podrun.device.host.run_memory import RunMemory
-from podrun.device.program.engine import RunOutcome
 from podrun.device.service import wire
 from podrun.device.service.doorbell import Doorbell, deadline, spin_seconds_for
 from podrun.device.service.handover import MemorySender, lay_out, view

@@ -33,9 +33,9 @@ from podrun.core.executable import (
     Send,
     StoreStream,
 )
-from podrun.core.quick_dataclass import dataclass
 from podrun.core.shared_region import RegionName
 from podrun.core.terminal import reported_steps
+from podrun.device.connection import RunOutcome
 from podrun.device.crash_records import (
     CrashReader,
     busiest_layers,
@@ -64,17 +64,6 @@ from podrun.device.xla.clients import machine_settings, return_freed_memory
 from podrun.device.xla.pieces import PieceCache
 
 _CONTROL = "podrun:control"
-
-
-@dataclass(frozen=True, slots=True)
-class RunOutcome:
-    """The result of a run besides its anchors. ``modelled_seconds``: of the batches on IPUs (NaN: not modelled).
-    ``seconds``: wall time on this machine.
-    """
-
-    batches_done: int
-    modelled_seconds: float
-    seconds: float
 
 
 class Engine:

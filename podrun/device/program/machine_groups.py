@@ -30,8 +30,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
-from podrun.collectives import Communicator, Group, RankLostError, RankMissingError
-from podrun.collectives.shared_memory import SharedMemoryGroup
+from podrun.collectives import Group, RankLostError, RankMissingError
 from podrun.core.errors import present
 from podrun.core.executable import (
     Compute,
@@ -192,6 +191,8 @@ class MachineGroups:
             except BaseException:
                 self._close_parts()
                 raise
+        from podrun.collectives.shared_memory import SharedMemoryGroup
+
         if isinstance(self.peers, SharedMemoryGroup):
             self.peers.turn = core_lock
 
@@ -235,6 +236,8 @@ class MachineGroups:
 
     def _split(self, executable: Executable) -> None:
         """Make the group of peers, and a channel to each machine of the replica that messages go to or come from."""
+        from podrun.collectives import Communicator
+
         everybody, count = Communicator(self.program), self.machines_per_replica
         firsts = range(0, self.program.size, count)
         groups = everybody.split([[first + p for first in firsts] for p in range(count)])

@@ -13,7 +13,7 @@ copy (`ReplicaState`).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -30,7 +30,9 @@ from podrun.core.executable import (
     numpy_dtype,
 )
 from podrun.core.quick_dataclass import dataclass
-from podrun.device.program.buffers import Buffers
+
+if TYPE_CHECKING:
+    from podrun.device.program.buffers import Buffers
 
 
 @dataclass(frozen=True, slots=True)

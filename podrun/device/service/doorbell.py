@@ -23,8 +23,7 @@ import numpy as np
 
 from podrun.collectives.linux import Futex
 from podrun.core.executable import Array
-from podrun.device.connection import AttachRequest
-from podrun.device.program.engine import RunOutcome
+from podrun.device.connection import AttachRequest, RunOutcome
 from podrun.device.program.machine_groups import has_core_for_each_process
 
 BLOCK_BYTES = 16384

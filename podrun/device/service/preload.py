@@ -27,7 +27,7 @@ MODULES = (
 TEMPLATE_MODULES = (
     *MODULES,
     *("asyncio", "google.protobuf.internal.builder", "google.protobuf.json_format", "psutil", "yaml"),
-    "podrun.device.service.servicer",
+    *("podrun.device.service.servicer", "podrun.collectives.communicator"),
 )
 """What the template of machines' processes imports before it knows Ray's environment."""
 _NICE = 5
