@@ -15,11 +15,12 @@ from __future__ import annotations
 import importlib
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from podrun.core.quick_dataclass import dataclass
 from podrun.device.xla.dense_steps import DenseOperation, DenseReduction, DenseSteps, DenseView
 from podrun.device.xla.epilogues import nested
 from podrun.device.xla.layer_marks import main_blocks

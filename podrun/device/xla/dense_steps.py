@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import IntEnum
 
+from podrun.core.quick_dataclass import dataclass
 from podrun.device.xla.matrix_products import ProductCall
 
 AXES, _ALIGNED = 4, 16
@@ -382,9 +383,8 @@ def _arena(steps: Sequence[DenseStep], first: int) -> tuple[dict[int, int], int]
             if (storage.operand, storage.result, storage.bits) == (None, None, None):
                 lengths[id(storage)] = -(-storage.elements // _ALIGNED) * _ALIGNED
                 lives.setdefault(id(storage), [at, at])[1] = at
-    begin = -(-first // _ALIGNED) * _ALIGNED
+    begin = size = -(-first // _ALIGNED) * _ALIGNED
     places: dict[int, int] = {}
-    size = begin
     for key, (born, dies) in sorted(lives.items(), key=lambda item: item[1][0]):
         length = lengths[key]
         others = sorted(
