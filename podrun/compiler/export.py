@@ -151,7 +151,8 @@ def _rewritten(value: Any) -> Any:
     def body(*arguments: object) -> list[Any]:
         return evaluate_for_export(closed, arguments)
 
-    again = jax.make_jaxpr(body)(*(buffer(a.shape, str(a.dtype)) for a in closed.in_avals))
+    inputs = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in closed.in_avals]  # type: ignore[no-untyped-call]
+    again = jax.make_jaxpr(body)(*inputs)
     return again if isinstance(value, ClosedJaxpr) else again.jaxpr
 
 

@@ -110,3 +110,18 @@ def test_products_inside_of_loops_branches_and_calls() -> None:
     np.testing.assert_array_equal(written[0], rewritten[0])
     assert "([0, 1], [0, 1])" not in text
     assert "([0], [0])" in text
+
+
+def test_products_beside_random_keys_that_a_loop_carries() -> None:
+    a = values(3, 3)
+
+    def step(state: tuple[Any, Any]) -> tuple[Any, Any]:
+        key, total = state
+        key, drawn = jax.random.split(key)
+        return key, total @ a + jax.random.normal(drawn, (3, 3))
+
+    def function(a: Any) -> Any:
+        return lax.fori_loop(0, 3, lambda _, state: step(state), (jax.random.key(0), a))[1]
+
+    written, rewritten, _ = both(function, a)
+    np.testing.assert_array_equal(written[0], rewritten[0])
