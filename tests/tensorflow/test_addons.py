@@ -185,11 +185,33 @@ def test_attention_and_lengths_in_version_1(time: int, batch: int, size: int, un
             lengths,
             *more,
         )
-        bias = np.concatenate(weights[1:])
-        assert bias.shape == (3, units)
+        bias = np.concatenate(weights[2:])
+        assert weights[1].shape == bias.shape == (3, units)
+        np.testing.assert_array_equal(bias, [[1.0] * units] * 2 + [[0.0] * units])
         expected = _reference_gru(x, weights[0], bias, lengths, score)
         agree([outputs], [expected])
         agree([state], [expected[lengths - 1, np.arange(batch)]])
+
+
+def test_outputs_have_time_first_where_inputs_have_the_batch_first() -> None:
+    from podrun.tensorflow.addons.time_major_layers import TimeMajorAttentionGru, TimeMajorDynamicGru
+
+    x, attention = (_random.rand(*shape).astype(np.float32) for shape in ((2, 4, 3), (2, 4)))
+    lengths = np.array([4, 2], np.int32)
+    for kind in (TimeMajorAttentionGru, TimeMajorDynamicGru):
+        more = [attention] if kind is TimeMajorAttentionGru else []
+
+        def both(x: tf.Tensor, lengths: tf.Tensor, *more: tf.Tensor, kind: type = kind) -> list[tf.Tensor]:
+            layer = kind(5, name=f"batch_first_{kind.__name__}", bias_initializer=tf.ones_initializer())
+            turned = [tf.transpose(score) for score in more]
+            outputs, state = layer(x, lengths, *more, time_major=False)
+            same, _ = layer(tf.transpose(x, [1, 0, 2]), lengths, *turned)
+            return [outputs, same, state]
+
+        outputs, same, state = on_ipu(both, x, lengths, *more)
+        assert outputs.shape == (4, 2, 5)
+        np.testing.assert_array_equal(outputs, same)
+        np.testing.assert_array_equal(outputs[[3, 1], [0, 1]], state)
 
 
 def test_an_lstm_of_version_1_gives_its_state_tuple() -> None:

@@ -237,27 +237,29 @@ class TimeMajorDynamicGru(_TimeMajorLayer):
         training: bool = True,
         time_major: bool = True,
     ) -> object:
-        """Run over a batch of sequences. ``time_major``: False for inputs and outputs ``[batch, time, ...]``."""
-        turn = [1, 0, 2]
-        inputs = inputs if time_major else tf.transpose(inputs, turn)
-        outputs, states = self._run(inputs, initial_state, seq_len)
-        return self._answer(outputs if time_major else tf.transpose(outputs, turn), states)
+        """Run over a batch of sequences. ``time_major``: False for inputs ``[batch, time, ...]``; outputs are
+        ``[time, batch, ...]`` in either case.
+        """
+        inputs = inputs if time_major else tf.transpose(inputs, [1, 0, 2])
+        return self._answer(*self._run(inputs, initial_state, seq_len))
 
     call = __call__
 
+    def _biases(self) -> tf.Tensor:
+        """Those of the layer, which it does not read, and those that it reads: ones for both gates, else zeros."""
+        super()._biases()
+        ones, zeros = tf.compat.v1.ones_initializer(), tf.compat.v1.zeros_initializer()
+        gates = self._variable("bias_r_u", [2, self.num_units], ones)
+        biases = tf.concat([gates, self._variable("bias_c", [1, self.num_units], zeros)], 0)
+        return tf.stack([biases, biases], 1) if self.cell.reset_after else biases
 
-class TimeMajorAttentionGru(_TimeMajorLayer):
+
+class TimeMajorAttentionGru(TimeMajorDynamicGru):
     """``PopnnAUGRU``: one minus the attention of a step multiplies the update gate."""
 
-    cell_kind, scope_name = "gru", "popnn_augru"
+    scope_name = "popnn_augru"
 
-    def _biases(self) -> tf.Tensor:
-        ones = tf.compat.v1.ones_initializer()
-        first = self._variable("bias_r_u", [2, self.num_units], ones)
-        last = self._variable("bias_c", [1, self.num_units], self._bias_initializer)
-        return tf.concat([first, last], 0)
-
-    def __call__(
+    def __call__(  # type: ignore[override]
         self,
         inputs: tf.Tensor,
         seq_len: tf.Tensor,
@@ -266,11 +268,11 @@ class TimeMajorAttentionGru(_TimeMajorLayer):
         training: bool = True,
         time_major: bool = True,
     ) -> object:
-        """Run over a batch of sequences with ``attention_score`` ``[time, batch]``."""
-        turn = [1, 0, 2]
+        """Run over a batch of sequences with ``attention_score`` ``[time, batch]``; ``time_major``: False if both have
+        the batch first. Outputs are ``[time, batch, ...]`` in either case.
+        """
         if not time_major:
-            inputs, attention_score = tf.transpose(inputs, turn), tf.transpose(attention_score, [1, 0])
-        outputs, states = self._run(inputs, initial_state, seq_len, attention_score)
-        return self._answer(outputs if time_major else tf.transpose(outputs, turn), states)
+            inputs, attention_score = tf.transpose(inputs, [1, 0, 2]), tf.transpose(attention_score, [1, 0])
+        return self._answer(*self._run(inputs, initial_state, seq_len, attention_score))
 
     call = __call__
