@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from podrun.compat._keras_names import serve_keras_names
+from podrun.compat._numpy_1 import give_back
 from podrun.compat._tensorflow_contrib import PARTS, contrib_module, missing_part
 from podrun.compat._tensorflow_log import quiet_start
 from podrun.compat._tensorflow_names import (
@@ -293,6 +294,26 @@ def _give_back_names() -> None:
                 setattr(loaded, name, getattr(place_now, own) if own else place_now)
     variables = importlib.import_module("tensorflow.python.ops.resource_variable_ops")
     variables.BaseResourceVariable.initialized_value = _initialized_value
+    saver = importlib.import_module("tensorflow.python.training.saver").Saver
+    for name in ("save", "restore"):
+        setattr(saver, name, _in_graph_of_session(getattr(saver, name)))
+    give_back()
+
+
+def _in_graph_of_session(call: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of a Saver that works in the graph of the session that it gets, also where the program runs eagerly."""
+    if hasattr(call, "__wrapped__"):
+        return call
+
+    @functools.wraps(call)
+    def of_saver(self: Any, sess: Any, *more: Any, **named: Any) -> Any:
+        graph = getattr(sess, "graph", None)
+        if graph is None:
+            return call(self, sess, *more, **named)
+        with graph.as_default():
+            return call(self, sess, *more, **named)
+
+    return of_saver
 
 
 def _initialized_value(variable: Any) -> Any:

@@ -86,12 +86,15 @@ def _names(version_1: Any) -> dict[str, dict[str, Any]]:
             "get_variables": version_1.global_variables,
         },
         "training": {"HParams": HParams},
+        "compiler": {
+            name: importlib.import_module(f"tensorflow.python.compiler.xla.{name}") for name in ("jit", "xla")
+        },
         "data": {"AUTOTUNE": version_1.data.experimental.AUTOTUNE},
         "seq2seq": {},
     }  # fmt: skip
 
 
-PARTS = ("data", "framework", "ipu", "layers", "rnn", "seq2seq", "training")
+PARTS = ("compiler", "data", "framework", "ipu", "layers", "rnn", "seq2seq", "training")
 """The parts of contrib that there are."""
 
 

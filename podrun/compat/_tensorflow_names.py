@@ -147,6 +147,8 @@ MOVED = {
 """Modules of the SDK's TensorFlow -> where TensorFlow has them now. Python then imports a module in ``tracking`` by the
 new name of its package, so ``trackable.tracking`` and ``trackable.util`` stand here too.
 """
+_MODULES_OF_CELLS = {name: f"ops.{name}:" for name in ("clip_ops", "init_ops", "math_ops", "nn_ops")}
+"""Modules that programs have by ``from tensorflow.python.ops.rnn_cell import *``."""
 MOVED_NAMES = {
     "framework.ops": {
         "Tensor": "framework.tensor:Tensor",
@@ -167,6 +169,9 @@ MOVED_NAMES = {
         "raw_rnn": "ops.rnn:raw_rnn",
     },
     "eager.function": {"defun": "eager.polymorphic_function.polymorphic_function:function"},
+    "util.nest": {"is_sequence": "util.nest:is_nested"},
+    "ops.rnn_cell_impl": _MODULES_OF_CELLS,
+    "ops.rnn_cell": _MODULES_OF_CELLS,
     "ops": {"device": "framework.ops:device", "Graph": "framework.ops:Graph"},
     "ops.functional_ops": {"map_fn": "ops.map_fn:map_fn"},
     "feature_column": {

@@ -154,12 +154,16 @@ def uses_rarer_names(trees: Sequence[ast.AST], tensorflow: object) -> bool:
 
 
 _SESSIONS = {"Session", "placeholder", "InteractiveSession"}
-_VERSION_2 = _EAGER | {"IPUStrategyV1", "keras"}
+_VERSION_2 = _EAGER | {"IPUStrategyV1"}
 """Names of whatever object that only programs have in which something runs eagerly."""
+_KERAS_RUNS = {
+    "callbacks", "evaluate", "load_model", "predict", "predict_on_batch", "test_on_batch", "train_on_batch",
+}  # fmt: skip
+"""The same beside ``keras``; its layers and initializers alone are as often built into a session's graph."""
 _WITHOUT_RESULTS = {
     "compat", "python", "errors", "DType", "Tensor", "TensorShape", "version", "__version__", "bool",
     "float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "string", "bfloat16",
-    "Graph", "control_dependencies", "custom_gradient", "device", "distribute", "group", "name_scope", "no_op",
+    "Graph", "control_dependencies", "custom_gradient", "device", "distribute", "group", "keras", "name_scope", "no_op",
 }  # fmt: skip
 """Names of plain ``tensorflow`` that mean the same in both versions: nothing that they give has a value."""
 _SDK_PACKAGES = ("tensorflow.python.ipu", "tensorflow.compiler.plugin.poplar")
@@ -175,7 +179,10 @@ def uses_sessions_alone(trees: Sequence[ast.AST]) -> bool:
         return False
     plain = {name for tree in trees for name in _used_names(tree, "tensorflow")}
     plain |= {name.split(".")[1] for name in imported if name.startswith("tensorflow.")} - {""}
-    return not _attributes(trees) & _VERSION_2 and plain <= _WITHOUT_RESULTS | {"compiler"}
+    used = _attributes(trees)
+    if used & _VERSION_2 or ("keras" in used | plain and used & _KERAS_RUNS):
+        return False
+    return plain <= _WITHOUT_RESULTS | {"compiler"}
 
 
 def _is_for_ipus(trees: Sequence[ast.AST]) -> bool:

@@ -109,6 +109,8 @@ def _changed_by_the_front_end() -> list[tuple[Any, tuple[str, ...]]]:
             private_module("ops.resource_variable_ops").BaseResourceVariable,
             ("initialized_value", "_cached_value"),
         ),
+        (tf.compat.v1.train.Saver, ("save", "restore")),
+        (np, ("__getattr__", "fromstring")),
     ]
 
 

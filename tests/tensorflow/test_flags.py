@@ -79,13 +79,16 @@ def test_programs_with_sessions_alone_are_of_version_1() -> None:
         ("tf.Session(); ipu.ipu_strategy.IPUStrategy()", False),
         ("tf.enable_eager_execution(); tf.Session()", False),
         ("tf.Session(); model.fit(x)", False),
-        ("tf.Session(); tf.keras.layers.Dense(1)", False),
+        ("tf.Session(); tf.keras.layers.Dense(1)", True),
+        ("tf.Session(); tf.keras.layers.Dense(1); model.predict(x)", False),
+        ("from tensorflow import keras\ntf.Session(); keras.layers.Dense(1)", True),
+        ("from tensorflow import keras\ntf.Session(); keras.models.load_model('m')", False),
         ("tf.Session(); print(x.numpy())", False),
         ("tf.Session(); next(data.as_numpy_iterator())", False),
         ("import tensorflow as tf2\ntf.Session(); print(tf2.constant(1) + 1)", False),
         ("from tensorflow import constant\ntf.Session(); print(int(constant(1)))", False),
         ("from tensorflow import *\ntf.Session()", False),
-        ("import tensorflow.keras\ntf.Session()", False),
+        ("import tensorflow.keras\ntf.Session()", True),
         ("import tensorflow.python\ntf.Session(); tensorflow.add(1, 2)", False),
         ("import tensorflow as tf2\ntf.Session()\nwith tf2.control_dependencies([x]):\n    pass", True),
         ("import tensorflow as tf2\ntf.Session(); tf2.float32; tf2.compat.v1.add(x, y)", True),
@@ -172,6 +175,8 @@ def test_parts_of_contrib_that_are_not_here_are_missing(monkeypatch: pytest.Monk
     with pytest.raises(ImportError, match=missing):
         __import__("tensorflow.contrib", fromlist=["tpu"])
     assert contrib.rnn.GRUCell is tf.compat.v1.nn.rnn_cell.GRUCell
+    xla = contrib.compiler.xla  # The module whose `compile` the front end makes one for IPUs.
+    assert xla is importlib.import_module("tensorflow.python.compiler.xla.xla")
 
 
 def test_a_session_of_version_1_in_a_plain_program_leaves_tensorflow_as_it_is() -> None:

@@ -173,3 +173,40 @@ def test_a_method_is_a_function_of_an_ipu(ipu: Any, monkeypatch: pytest.MonkeyPa
     concrete = two.call.get_concrete_function(tf.TensorSpec([1], tf.float32))
     assert concrete.structured_outputs.shape == [1]
     assert Scaled.call.__doc__ == "Scaled."
+
+
+def test_names_that_tensorflow_lost_are_back(ipu: Any) -> None:
+    from podrun.compat import _tensorflow
+
+    _tensorflow._give_back_names()
+    nest = importlib.import_module("tensorflow.python.util.nest")
+    assert nest.is_sequence([1])
+    assert not nest.is_sequence(1)
+    cells = importlib.import_module("tensorflow.python.ops.rnn_cell")
+    assert cells.nn_ops is importlib.import_module("tensorflow.python.ops.nn_ops")
+    with pytest.warns(DeprecationWarning, match=r"numpy\.int is NumPy 1's"):
+        assert np.int(np.float32(2.5)) == 2  # type: ignore[attr-defined]
+
+
+def test_a_session_is_saved_outside_of_its_graph(ipu: Any, tmp_path: Path) -> None:
+    """As published programs do, also where TensorFlow would build the saver's operations eagerly."""
+    import tensorflow as tf
+
+    from podrun.compat import _tensorflow
+
+    _tensorflow._give_back_names()
+    _tensorflow._give_back_names()
+    assert tf.executing_eagerly()
+    with tf.Graph().as_default() as graph:
+        weight = tf.compat.v1.get_variable("weight", initializer=[1.0, 2.0], use_resource=True)
+        start = tf.compat.v1.global_variables_initializer()
+        saver = tf.compat.v1.train.Saver()
+    session = tf.compat.v1.Session(graph=graph)
+    session.run(start)
+    path = saver.save(session, str(tmp_path / "model"))
+    session.close()
+    assert tf.executing_eagerly()
+    session = tf.compat.v1.Session(graph=graph)
+    saver.restore(session, path)
+    np.testing.assert_array_equal(session.run(weight), [1.0, 2.0])
+    session.close()
