@@ -275,4 +275,4 @@ class TimeMajorAttentionGru(TimeMajorDynamicGru):
             inputs, attention_score = tf.transpose(inputs, [1, 0, 2]), tf.transpose(attention_score, [1, 0])
         return self._answer(*self._run(inputs, initial_state, seq_len, attention_score))
 
-    call = __call__
+    call = __call__  # type: ignore[assignment]
