@@ -124,6 +124,9 @@ def _messages(module: str) -> dict[str, object]:
         messages = importlib.import_module(_SDK + "config_messages")
         kinds = {"FrontendAttributeId": messages.FrontendAttributeId, "MLType": messages.MLType}
         return kinds | {name: member for kind in kinds.values() for name, member in kind.__members__.items()}
+    if module == "poplar_executable_pb2":
+        kind = importlib.import_module(_SDK + "application_signature").PoplarExecutableProto
+        return {"PoplarExecutableProto": kind}
     if module == "trace_pb2":
         events = importlib.import_module("podrun.tensorflow.execution.trace_events")
         return {"IpuTraceEvent": events.IpuTraceEvent}

@@ -231,3 +231,55 @@ def test_an_application_takes_elements_without_a_batch_in_common(ipu: Any, tmp_p
         with pytest.raises(UsageError, match=r"Input 1 has shape \[2\]; the program takes \[2, 3\]"):
             ipu.embedded_runtime.embedded_runtime_call([2.0, tf.ones([2])], context)
     np.testing.assert_array_equal(result, np.full([2, 3], 2.0))
+
+
+def test_an_application_says_what_it_takes_and_gives(ipu: Any, tmp_path: Path) -> None:
+    """Functions of version 2 too: their loops over elements, and results that need no input."""
+    import tensorflow as tf
+    from tensorflow.compiler.plugin.poplar.driver import poplar_executable_pb2
+
+    runtime, compiled = (
+        ipu.embedded_runtime,
+        ipu.application_compile_op.experimental_application_compile_op,
+    )
+    infeed = ipu.ipu_infeed_queue.IPUInfeedQueue(tf.data.Dataset.from_tensors(tf.zeros([3])).repeat())
+    outfeed = ipu.ipu_outfeed_queue.IPUOutfeedQueue()
+    scale = tf.Variable([1.0, 2.0, 3.0])
+
+    @tf.function
+    def looped() -> None:
+        for _ in tf.range(4):
+            outfeed.enqueue(infeed._dequeue() * scale)
+
+    @tf.function
+    def constant() -> tf.Tensor:
+        return scale * 2.0
+
+    @tf.function
+    def asking(value: tf.Tensor) -> tf.Tensor:
+        return value * scale
+
+    for function, freezes, expected in (
+        (looped, False, (1, 1, 0, 1)),
+        (looped, True, (0, 1, 0, 1)),
+        (constant, True, (0, 0, 1, 0)),
+    ):
+        path = compiled(function, output_path=str(tmp_path / "a.poplar_exec"), freeze_variables=freezes)
+        executable = poplar_executable_pb2.PoplarExecutableProto()
+        executable.ParseFromString(runtime._find_opaque_blob(path))
+        own = executable.embedded_runtime_config.signature
+        assert (
+            tuple(map(len, (own.inputs, own.streamed_inputs, own.outputs, own.streamed_outputs))) == expected
+        )
+    context = runtime.embedded_runtime_start(path, [], "constant")
+    with contextlib.closing(context.runner):
+        (result,) = runtime.embedded_runtime_call([], context)
+    np.testing.assert_array_equal(result, [2.0, 4.0, 6.0])
+    with pytest.raises(TypeError, match="missing 1 required positional argument"):
+        compiled(asking)
+    with pytest.raises(tf.errors.InternalError, match="Failed to open file for writing"):
+        compiled(constant, output_path=str(tmp_path / "missing" / "a.poplar_exec"))
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match="Detected unsupported operations when trying to"
+    ):
+        compiled(lambda x: x * x, inputs=[tf.zeros([2], tf.float64)], output_path=str(tmp_path / "wide"))

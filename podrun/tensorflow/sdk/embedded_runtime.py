@@ -7,17 +7,18 @@ and fills what is missing with zeros that nobody sees.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
 import tensorflow as tf
 
-from podrun.core.errors import PodrunError, UnsupportedError, UsageError
+from podrun.core.errors import ConfigError, PodrunError, UnsupportedError, UsageError
 from podrun.core.quick_dataclass import dataclass
 from podrun.serving.compiler import ServedModel
 from podrun.serving.loaded_model import LoadedModel
@@ -39,6 +40,8 @@ from podrun.tensorflow.execution.launching import (
 )
 from podrun.tensorflow.execution.queue_loops import main_loop
 from podrun.tensorflow.graph.structure import leaving
+from podrun.tensorflow.sdk.application_signature import SIGNATURE, signature_blob
+from podrun.tensorflow.sdk.application_signature import find_opaque_blob as _find_opaque_blob  # noqa: F401
 from podrun.tensorflow.sdk.served_programs import ServedArguments, ServedStep, write_program_file
 
 
@@ -50,48 +53,93 @@ def experimental_application_compile_op(
     name: str | None = None,
 ) -> tf.Tensor:
     """The name of the file to which ``func`` is compiled: a string tensor. A function without queues has its inputs and
-    results as those of the file. UsageError for one with an infeed or an outfeed alone, and for one without results.
+    results as those of the file. UsageError for a loop with an infeed or an outfeed alone, and for a function without
+    results.
     """
     values = [tf.convert_to_tensor(v) for v in inputs or ()]
+    late = [
+        f"input/{i}" for i, v in enumerate(values) if tf.executing_eagerly() or tf.get_static_value(v) is None
+    ]
     graph = IpuGraph("application", 0, automatic=tf.executing_eagerly())
     parameters = [parameter(graph, v, f"input_{i}") for i, v in enumerate(values)]
-    outcome = [_as_result(graph, r) for r in tf.nest.flatten(trace(graph, func, parameters))]
+    own = getattr(func, "python_function", func)
+    outcome = [
+        _as_result(graph, r) for r in tf.nest.flatten(trace(graph, own, parameters, convert=own is not func))
+    ]
     effects = [r for r in outcome if isinstance(r, tf.Operation)]
     effects += [t.op for t in outcome if isinstance(t, tf.Tensor)]
     captured = [inner for _, inner in graph.captures]
     graph.inputs = [*parameters, *captured]
     effects += graph.control_outputs
     results = [t for t in outcome if isinstance(t, tf.Tensor)]
+    taken = None
     if main_loop(graph) is None and results:
         program, values = _fed_program(graph, parameters, results, effects), []
         taken = len(parameters)
     else:
-        program, taken = HostProgram(graph, [], effects), None
-    if not program.step.infeeds or not leaving(program.step.outfeeds):
+        program = HostProgram(graph, [], effects)
+    if not leaving(program.step.outfeeds) or not (program.step.infeeds or taken is not None):
         raise UsageError(
             "experimental_application_compile_op takes a function with inputs and results, or a loop that takes from "
             "an infeed and gives to an outfeed.",
             hint="return ipu.loops.repeat(iterations, body, infeed_queue=infeed), with outfeed.enqueue in body",
         )
-    path = output_path or os.path.join(tempfile.mkdtemp(), "application.poplar_exec")
     outer = [*values, *(tensor for tensor, _ in graph.captures)]
     names = {} if freeze_variables else _variable_names(outer)
+    path = output_path or os.path.join(tempfile.mkdtemp(), "application.poplar_exec")
+    application = CompiledApplication(path, program, taken, names, late, [t.name for t in results])
+    if tf.executing_eagerly():
+        return tf.constant(application.write(*(read_handle(t) for t in outer)).item())
+    arguments = [value_tensor(t) for t in outer]
+    return tf.numpy_function(raising_itself(application.write), arguments, tf.string, name=name)
 
-    def compile_now(*arrays: np.ndarray) -> np.ndarray:
+
+@dataclass(frozen=True, slots=True)
+class CompiledApplication:
+    """What is written to a file. ``taken``: how many inputs a call gives, None for elements of an infeed.
+    ``variables``: the names of those that are not frozen, and their places. ``late`` and ``results``: names of further
+    inputs that no constant has, and of the results.
+    """
+
+    path: str
+    program: HostProgram
+    taken: int | None
+    variables: Mapping[str, int]
+    late: Sequence[str]
+    results: Sequence[str]
+
+    def write(self, *arrays: np.ndarray) -> np.ndarray:
+        """Compile with the values of all inputs, and write the file. Returns its name."""
+        program, names = self.program, sorted(self.variables, key=_order)
         held = dict(zip(program.keys, arrays, strict=True))
-        compiled_with = [_described(name, arrays[names[name]]) for name in sorted(names, key=_order)]
+        compiled_with = [_described(name, arrays[self.variables[name]]) for name in names]
         iterations = program.start_loop(held)
         outputs = [f"output_{place:03d}" for place in range(len(leaving(program.step.outfeeds)))]
         kinds = feed_types(program.step)
-        needed = {key: held[key] for key in program.source_keys}
+        needed = {key: np.asarray(held[key]) for key in program.source_keys}
         served = ServedStep(program.step, kinds, outputs, needed, program.shards)
-        blobs = {_STARTUP: json.dumps(compiled_with).encode(), _TAKEN: json.dumps(taken).encode()}
-        write_program_file(served, path, max(iterations, 1), blobs)
-        return np.array(path.encode())
+        streams = {"streamed_inputs": list(kinds), "streamed_outputs": outputs} if self.taken is None else {}
+        blobs = {
+            _STARTUP: json.dumps(compiled_with).encode(),
+            _TAKEN: json.dumps(self.taken).encode(),
+            SIGNATURE: signature_blob({"inputs": [*names, *self.late], "outputs": self.results, **streams}),
+        }
+        with _compiling_for(self.path):
+            write_program_file(served, self.path, max(iterations, 1), blobs)
+        return np.array(self.path.encode())
 
-    if tf.executing_eagerly():
-        return tf.constant(compile_now(*(read_handle(t) for t in outer)).item())
-    return tf.numpy_function(compile_now, [value_tensor(t) for t in outer], tf.string, name=name)
+
+@contextlib.contextmanager
+def _compiling_for(path: str) -> Iterator[None]:
+    """Tell in the SDK's words that a file cannot be written, or that an IPU lacks an operation or type."""
+    try:
+        yield
+    except ConfigError as error:
+        words = f"Failed to open file for writing: {path}. {error}"
+        raise tf.errors.InternalError(None, None, words) from error
+    except UnsupportedError as error:
+        words = f"Detected unsupported operations when trying to compile graph: {error}"
+        raise tf.errors.InvalidArgumentError(None, None, words) from error
 
 
 def _as_result(graph: IpuGraph, result: object) -> object:
