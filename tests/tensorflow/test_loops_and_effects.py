@@ -233,6 +233,53 @@ def test_a_gradient_function_reads_no_tensor_of_another_function(ipu: Any) -> No
         strategy.run(derived, args=[tf.constant(3.0)])
 
 
+def test_a_gradient_function_reads_what_no_result_needs(ipu: Any) -> None:
+    """Also in a loop and in a branch, and what reads a variable before the program writes it."""
+    import tensorflow as tf
+
+    weight = tf.Variable(2.0)
+
+    @tf.custom_gradient
+    def scaled(x: Any) -> Any:
+        factor = tf.exp(x) * weight
+        return x * x, lambda gradient, variables=None: (gradient * factor, [None])
+
+    def looped(x: Any) -> Any:
+        total = tf.constant(0.0)
+        for i in tf.range(3):
+            total += scaled(x * tf.cast(i, tf.float32))
+        return total
+
+    def chosen(x: Any) -> Any:
+        return scaled(x) if x > 0.0 else x
+
+    def written(x: Any) -> Any:
+        kept = tf.sin(x) * weight
+        weight.assign_add(1.0)
+        return tf.custom_gradient(lambda a: (2.0 * a, lambda gradient: gradient * kept))(x)
+
+    def derivative(function: Any) -> Any:
+        @tf.function
+        def derived(x: Any) -> Any:
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = function(x)
+            return tape.gradient(y, x)
+
+        return derived
+
+    with ipu.ipu_strategy.IPUStrategyV1().scope() as strategy:
+        for function, expected in (
+            (scaled, 2 * np.exp(0.5)),
+            (looped, sum(2 * i * np.exp(0.5 * i) for i in range(3))),
+            (chosen, 2 * np.exp(0.5)),
+            (written, 2 * np.sin(0.5)),
+        ):
+            own = strategy.run(derivative(function), args=[tf.constant(0.5)])
+            np.testing.assert_allclose(own, expected, rtol=1e-6)
+        assert weight.numpy() == 3.0
+
+
 def test_a_gradient_function_may_contain_its_own_function(ipu: Any) -> None:
     """Derivatives of three orders; a fourth is refused."""
     import tensorflow as tf

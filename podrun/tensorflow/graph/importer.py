@@ -91,6 +91,8 @@ class Importer:
         """The values of the graph that is being read."""
         self.reading: list[tuple[FunctionGraph, dict[str, Value]]] = []
         """The graphs that are being read, the innermost last, and their values."""
+        self._open: set[tf.Operation] = set()
+        """The operations that are being read."""
 
     def read(
         self,
@@ -111,20 +113,29 @@ class Importer:
         for operation in graph.get_operations():
             if operation not in needed or (operation.outputs and operation.outputs[0].name in values):
                 continue
-            arguments = [self._value(values, operation, tensor) for tensor in operation.inputs]
             with self._at(places.get(operation.name)):
-                outputs = self.operation(operation, arguments)
-            values.update((t.name, v) for t, v in zip(operation.outputs, outputs, strict=True))
+                self._read_operation(values, operation)
         self.values = outer
         self.reading.pop()
         return [values[r.name] for r in results]
 
+    def _read_operation(self, values: dict[str, Value], operation: tf.Operation) -> None:
+        arguments = [self._value(values, operation, tensor) for tensor in operation.inputs]
+        self._open.add(operation)
+        outputs = self.operation(operation, arguments)
+        self._open.discard(operation)
+        values.update((t.name, v) for t, v in zip(operation.outputs, outputs, strict=True))
+
     def value_in(self, tensor: tf.Tensor) -> Value:
-        """The value of a tensor of a graph that is being read, here or around. UnsupportedError if it has none."""
+        """The value of a tensor of a graph that is being read, here or around, and which no result needs until then.
+        UnsupportedError if it has none.
+        """
+        if not tf.is_symbolic_tensor(tensor):
+            return self._value_outside(tensor)
         importer: Importer | None = self
         while importer is not None:
             for graph, values in reversed(importer.reading):
-                if graph is tensor.graph and tensor.name in values:
+                if graph is tensor.graph and (tensor.name in values or importer._read_late(values, tensor)):
                     return values[tensor.name]
             importer = importer.around
         if self.reading and _is_twin(tensor, self.reading[-1][0]) and tensor.name in self.values:
@@ -134,6 +145,43 @@ class Importer:
             "where it runs.",
             hint="Let the gradient function read only what its own function computes or takes.",
         )
+
+    def _value_outside(self, tensor: tf.Tensor) -> Value:
+        """The value of a tensor of eager mode, which is an input of the program if another operation takes it."""
+        importer: Importer | None = self
+        while importer is not None:
+            for graph, values in importer.reading:
+                names = (inner.name for outer, inner in getattr(graph, "captures", ()) if outer is tensor)
+                for name in names:
+                    if name in values:
+                        return values[name]
+            importer = importer.around
+        raise UnsupportedError(
+            "A gradient function of the program reads a variable or tensor that nothing else in the program reads.",
+            hint="Read it in the function whose gradient it is: its gradient function then takes that value.",
+        )
+
+    def _read_late(self, values: dict[str, Value], tensor: tf.Tensor) -> bool:
+        """Read what a tensor needs, if nothing of it has an effect, waits for what is being read, or reads a variable
+        that was written by now.
+        """
+        late: set[tf.Operation] = set()
+        waiting = [tensor]
+        while waiting:
+            operation = waiting.pop().op
+            if operation not in late:
+                late.add(operation)
+                waiting += [t for t in operation.inputs if t.name not in values]
+        graph = cast("FunctionGraph", tensor.graph)
+        handles = [values.get(t.name) for o in late for t in o.inputs if t.dtype == tf.resource]
+        written = any(isinstance(h, VariableHandle) and h.key in self.builder.written for h in handles)
+        if written or any(o in self._open or o.type == "Placeholder" or has_effect(graph, o) for o in late):
+            return False
+        inner, self.values = self.values, values
+        for operation in sorted(late, key=lambda o: o._id):
+            self._read_operation(values, operation)
+        self.values = inner
+        return True
 
     @property
     def depth(self) -> int:
