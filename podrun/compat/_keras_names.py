@@ -58,6 +58,7 @@ _IPU["optimizers"] = {
             "ALSOptimizerAdam", "ALSOptimizerSGD", "ALSOptimizerRMSProp", "ALSGradientAccumulationOptimizer",
         )
     },
+    "ALSOptimizerGradientAccumulationWrapper": f"{_ADDONS}capturing:ALSGradientAccumulationOptimizer",
 }  # fmt: skip
 _IPU["layers"] = ADDON_LAYERS | {
     name: f"{_ADDONS}capturing:{name}" for name in ("CaptureUpstreamGradients", "CaptureActivationGradients")
@@ -69,6 +70,7 @@ _IPU |= {
         "ipu_wrappers", "adam", "gradient_descent", "rmsprop",
     )
 }  # fmt: skip
+_IPU["losses"] = _IPU["losses.ctc"] = {"CTCLoss": ADDON_LAYERS["CTCLoss"]}
 _IPU["layers"]["Dense"] = f"{_ADDONS}layers:Dense"
 _IPU["losses"] = _IPU["losses.ctc"] = {"CTCLoss": ADDON_LAYERS["CTCLoss"]}
 _IPU[""] |= _IPU["losses"]

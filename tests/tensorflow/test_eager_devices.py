@@ -24,9 +24,11 @@ def test_halves_overflow_as_on_an_ipu(ipu: Any) -> None:
         with tf.device("/device:CPU:0"):
             on_host = large * large
         parts = tf.split(tf.cast(tf.constant([1e6, 1.0]), tf.float16), 2)
+        bits = tf.bitcast(tf.constant([0x7C00, 0x3C00], tf.uint16), tf.float16)
     np.testing.assert_array_equal(squared, [65504, -65504, 4])
     np.testing.assert_array_equal(divided, [np.nan, -300, np.nan])
     np.testing.assert_array_equal(parts, [[65504], [1]])
+    np.testing.assert_array_equal(bits, [np.inf, 1])  # Nothing is computed.
     assert np.isinf(on_host.numpy()[:2]).all()
     assert squared.device == IPU_NAME
     assert on_host.device != IPU_NAME

@@ -142,6 +142,28 @@ def test_unread_inputs_and_plain_numbers_of_a_function_stay(ipu: Any, engines: N
     assert [np.asarray(r).tolist() for r in results] == [[4.0, 5.0], [10.0, 14.0], 3.0]
 
 
+def test_elements_of_an_infeed_that_a_loop_does_not_read_are_inputs(
+    ipu: Any, engines: None, tmp_path: Path
+) -> None:
+    import tensorflow as tf
+
+    dataset = tf.data.Dataset.from_tensors((np.zeros(3, np.float32), 0, np.zeros(2, np.float32)))
+    infeed, outfeed = ipu.ipu_infeed_queue.IPUInfeedQueue(dataset), ipu.ipu_outfeed_queue.IPUOutfeedQueue()
+
+    def model() -> Any:
+        return ipu.loops.repeat(2, lambda label, unread, x: outfeed.enqueue(2.0 * x), [], infeed)
+
+    path = ipu.application_compile_op.experimental_application_compile_op(
+        model, output_path=str(tmp_path / "loop.poplar_exec")
+    )
+    runtime = ipu.embedded_runtime
+    context = runtime.embedded_runtime_start(path, [], "loop")
+    inputs = [tf.zeros([3]), tf.constant(1), tf.constant([1.0, 2.0])]
+    assert np.asarray(runtime.embedded_runtime_call(inputs, context)[0]).tolist() == [2.0, 4.0]
+    with pytest.raises(UsageError, match="has 3 inputs, not 1"):
+        runtime.embedded_runtime_call(inputs[2:], context)
+
+
 def test_a_method_is_a_function_of_an_ipu(ipu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     import tensorflow as tf
 

@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from podrun.core.errors import UsageError
-
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed"
 )
@@ -219,7 +217,7 @@ def test_a_loss_function_of_sequences_gets_all_steps_in_a_row() -> None:
 def test_a_decoder_needs_to_know_its_steps() -> None:
     from podrun.tensorflow.sdk.sequence_decoding import SequenceDecoder, dynamic_decode
 
-    with pytest.raises(UsageError, match="maximum_iterations"):
+    with pytest.raises(ValueError, match="maximum_iterations is required for XLA compilation"):
         dynamic_decode(SequenceDecoder())
     with pytest.raises(TypeError, match="Expected decoder to be type Decoder"):
         dynamic_decode(object())

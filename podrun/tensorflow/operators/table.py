@@ -70,7 +70,7 @@ def computes(
 EXACT = frozenset({
     "Const", "Result", "Store", "Reshape", "Transpose", "ConcatV2", "Pack", "Unpack", "GatherV2", "Slice",
     "StridedSlice", "Squeeze", "ExpandDims", "Relu", "MaxPool", "Branch", "Loop",
-    "CustomGradient", "ReadVariableOp",
+    "CustomGradient", "ReadVariableOp", "Bitcast",
 })  # fmt: skip
 """Operations that make no value greater than they are given, or whose parts are looked at one by one."""
 

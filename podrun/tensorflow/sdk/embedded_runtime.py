@@ -78,6 +78,8 @@ def experimental_application_compile_op(
         taken = len(parameters)
     else:
         program = HostProgram(graph, [], effects)
+        elements = list(program.step.infeeds.values())
+        taken = len(elements[0]) if len(elements) == 1 else None
     if not leaving(program.step.outfeeds) or not (program.step.infeeds or taken is not None):
         raise UsageError(
             "experimental_application_compile_op takes a function with inputs and results, or a loop that takes from "
@@ -176,7 +178,7 @@ _STARTUP = "podrun.tensorflow.startup"
 """The part of a file that describes its variables, if they were not frozen, in the order in which they are taken."""
 _TAKEN = "podrun.tensorflow.taken"
 """The part of a file that says how many inputs a call gives, with those that the program does not read; null for a loop
-that takes from an infeed.
+that takes from several infeeds.
 """
 
 

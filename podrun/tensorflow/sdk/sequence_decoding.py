@@ -13,8 +13,6 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from podrun.core.errors import UsageError
-
 _v1 = tf.compat.v1
 Structure = object
 """A tensor, or tuples of tensors in one another."""
@@ -237,15 +235,16 @@ def dynamic_decode(
     """Run a decoder until all sequences are finished, at most ``maximum_iterations`` steps: the results of all steps,
     the last state, and the steps of each sequence. Steps that were not run give zeros.
 
-    TypeError for no decoder; UsageError without ``maximum_iterations``, whose results would have no static shape.
+    TypeError for no decoder; ValueError, as in contrib, without a constant ``maximum_iterations``, which decides the
+    shape of the results.
     """
     if not isinstance(decoder, SequenceDecoder):
         raise TypeError(f"Expected decoder to be type Decoder, but saw: {type(decoder)}")
     steps = None if maximum_iterations is None else tf.get_static_value(maximum_iterations)
     if steps is None:
-        raise UsageError(
-            "dynamic_decode without a constant maximum_iterations has results without a static shape",
-            hint="Say how many steps there are at most: dynamic_decode(decoder, maximum_iterations=20)",
+        raise ValueError(
+            "maximum_iterations is required for XLA compilation. Say how many steps there are at most, which decides "
+            "the shape of the results: dynamic_decode(decoder, maximum_iterations=20)"
         )
     with _v1.variable_scope(scope, "decoder"):
         return _DecodingLoop(decoder, int(steps), impute_finished).run(output_time_major)
