@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -86,34 +87,86 @@ class _OnFirstUse:
         return method if instance is None else method.__get__(instance, self._owner)
 
 
-_WANTED: Mapping[str, Mapping[str, bool]] = {
-    "__init__": {"init": True},
-    "__repr__": {"repr": True},
-    "__eq__": {"eq": True},
-    "__hash__": {"unsafe_hash": True},
-}
-_NOTHING = {"init": False, "repr": False, "eq": False}
-
-
 def _generated(owner: type, name: str, *, frozen: bool) -> Callable[..., Any]:
-    """The method as the standard library generates it, for a class of the same name and fields."""
-    fields = {item.name: copy.copy(item) for item in dataclasses.fields(owner)}
-    content: dict[str, object] = {
-        "__module__": owner.__module__,
-        "__qualname__": owner.__qualname__,
-        "__doc__": owner.__doc__,
-        "__annotations__": {name: item.type for name, item in fields.items()},
-        **fields,
-    }
-    if hasattr(owner, "__post_init__"):
-        content["__post_init__"] = None  # That there is one counts: the method asks the instance for it.
-    options = {**_NOTHING, **_WANTED[name]}
-    if (
-        name == "__init__"
-    ):  # It sets fields in another way in frozen classes, and more of them in those with slots.
-        options |= {"frozen": frozen, "slots": "__slots__" in vars(owner)}
-    alike: type = dataclasses.dataclass(**options)(type(owner.__name__, (), content))
+    """The method as the standard library generates it."""
+    fields = dataclasses.fields(owner)
+    if name == "__init__":
+        return _initializer(owner, frozen=frozen)
+    if name == "__eq__":
+        mine, others = (_values(one, [f.name for f in fields if f.compare]) for one in ("self", "other"))
+        body = f"return {mine} == {others} if other.__class__ is self.__class__ else NotImplemented"
+        return _compiled(owner, name, "self, other", [body], {})
+    if name == "__hash__":
+        hashed = [f.name for f in fields if (f.compare if f.hash is None else f.hash)]
+        return _compiled(owner, name, "self", [f"return _hash({_values('self', hashed)})"], {"_hash": hash})
+    shown: dict[str, Any] = {f.name: copy.copy(f) for f in fields}
+    types = {name: item.type for name, item in shown.items()}
+    content: dict[str, object] = {"__module__": owner.__module__, "__qualname__": owner.__qualname__}
+    content |= {"__doc__": owner.__doc__, "__annotations__": types, **shown}
+    alike: type = dataclasses.dataclass(init=False, eq=False)(type(owner.__name__, (), content))
     method: Callable[..., Any] = vars(alike)[name]
+    return method
+
+
+def _values(of: str, names: Sequence[str]) -> str:
+    """The text of a tuple of fields."""
+    return f"({''.join(f'{of}.{name}, ' for name in names)})"
+
+
+def _compiled(
+    owner: type, name: str, arguments: str, lines: Sequence[str], around: Mapping[str, object]
+) -> Callable[..., Any]:
+    """A method of these lines, which see the names ``around`` it and those of the class's module."""
+    text = "\n  ".join([f"def around({', '.join(around)}):\n def {name}({arguments}):", *(lines or ["pass"])])
+    names: dict[str, Any] = {}
+    module = getattr(sys.modules.get(owner.__module__), "__dict__", {})
+    exec(f"{text}\n return {name}", module, names)  # noqa: S102 - names of fields
+    method: Callable[..., Any] = names["around"](**around)
+    method.__qualname__ = f"{owner.__qualname__}.{name}"
+    return method
+
+
+class _Factory:
+    """Stands in signatures for what a factory makes."""
+
+    def __repr__(self) -> str:
+        return "<factory>"
+
+
+_FACTORY = _Factory()
+
+
+def _initializer(owner: type, *, frozen: bool) -> Callable[..., Any]:
+    """``__init__``, which nearly every class that is used needs: written here, since the standard library's would come
+    with a class and, if it is frozen, two more methods. Defaults and factories are names around it.
+    """
+    fields, slots = dataclasses.fields(owner), "__slots__" in vars(owner)
+    around: dict[str, object] = {"_set": object.__setattr__, "_FACTORY": _FACTORY}
+    arguments, only_named, lines = ["self"], list[str](), list[str]()
+    for item in fields:
+        name, default, factory = item.name, f"_default_{item.name}", f"_factory_{item.name}"
+        from_factory = item.default_factory is not dataclasses.MISSING
+        has_default = item.default is not dataclasses.MISSING
+        around |= {factory: item.default_factory} if from_factory else {}
+        around |= {default: item.default} if has_default else {}
+        value = name
+        if item.init:
+            unsaid = "=_FACTORY" if from_factory else f"={default}" if has_default else ""
+            (only_named if item.kw_only else arguments).append(name + unsaid)
+            if from_factory:
+                value = f"{factory}() if {name} is _FACTORY else {name}"
+        elif from_factory:
+            value = f"{factory}()"
+        elif has_default and slots:
+            value = default
+        else:
+            continue
+        lines.append(f"_set(self, {name!r}, {value})" if frozen else f"self.{name} = {value}")
+    if hasattr(owner, "__post_init__"):
+        lines.append("self.__post_init__()")
+    header = ", ".join([*arguments, *(["*", *only_named] if only_named else [])])
+    method = _compiled(owner, "__init__", header, lines, around)
+    method.__annotations__ = {item.name: item.type for item in fields if item.init} | {"return": None}
     return method
 
 

@@ -33,6 +33,21 @@ def _values(decorate: Callable[..., Any]) -> dict[str, Any]:
             if self.x > self.LIMIT:
                 raise ValueError("too far")
 
+    @decorate(frozen=True)
+    class Mixed:
+        """Fields that are only named, that a factory makes, and one that nobody sets."""
+
+        self_: int = field(kw_only=True)
+        object: str
+        made_later: list[int] = field(default_factory=list, init=False)
+        unset: int = field(init=False)
+        given_default: int = field(default=4, init=False)
+        last: tuple[int, ...] = field(default=(1,), kw_only=True)
+
+    @decorate(slots=True)
+    class Nothing:
+        """Has no fields."""
+
     @decorate(slots=True)
     class Counter:
         """May change, so it has no hash."""
@@ -79,7 +94,9 @@ def _values(decorate: Callable[..., Any]) -> dict[str, Any]:
 
         n: int
 
-    return {kind.__name__: kind for kind in (Point, Counter, Token, Own, Plain, Farther, Ordered)}
+    return {
+        kind.__name__: kind for kind in (Point, Mixed, Nothing, Counter, Token, Own, Plain, Farther, Ordered)
+    }
 
 
 STANDARD = _values(dataclasses.dataclass)
@@ -103,6 +120,11 @@ ACTIONS: dict[str, Callable[[Any], object]] = {
     "too many": lambda k: k["Point"](1, [], "", 4),
     "missing": lambda k: k["Point"](),
     "unknown": lambda k: k["Counter"](m=1),
+    "only named": lambda k: vars(k["Mixed"]("o", self_=2)),
+    "only named, not by position": lambda k: k["Mixed"]("o", 2),
+    "only named, missing": lambda k: k["Mixed"]("o"),
+    "no fields": lambda k: (repr(k["Nothing"]()), k["Nothing"](1)),
+    "defaults of code": lambda k: k["Mixed"].__init__.__module__,
     "checked": lambda k: k["Point"](4),
     "fresh lists": lambda k: k["Point"](1).names is k["Point"](1).names,
     "assign": lambda k: setattr(k["Point"](1), "x", 2),
