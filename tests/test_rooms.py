@@ -266,8 +266,25 @@ TEST_TOOLS = ("link_tools", "host_tools", "load_tools", "gc_gwlinkstraffictest")
     ],
 )
 def test_fast_commands_import_nothing_heavy(module: str) -> None:
+    assert heavy_modules_after(f"import {module}\n") == []
+
+
+def test_planning_a_launch_imports_nothing_heavy() -> None:
+    """Numbers are for placing partitions, which a server does."""
+    planned = (
+        "import podrun.launcher.launch\n"
+        "from podrun.launcher.plan import plan_launch\n"
+        "from podrun.launcher.program import LaunchContext\n"
+        "options = {'num-replicas': 16, 'vipu-partition': 'p16'}\n"
+        "plan_launch(options, ('true',), LaunchContext({}, '/', '/bin/true'))\n"
+    )
+    assert heavy_modules_after(planned) == []
+
+
+def heavy_modules_after(statements: str) -> list[str]:
+    """Those of the slow libraries that a new interpreter has imported after some statements."""
     code = (
-        f"import sys, {module}\n"
+        f"import sys\n{statements}"
         "heavy = {'jax', 'jaxlib', 'onnx', 'ray', 'grpc', 'torch', 'numpy'} & set(sys.modules)\n"
         "print(*sorted(heavy))"
     )
@@ -275,7 +292,7 @@ def test_fast_commands_import_nothing_heavy(module: str) -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
     )
     assert run.returncode == 0, run.stderr
-    assert run.stdout.split() == []
+    return run.stdout.split()
 
 
 def test_programs_that_attach_to_machines_import_no_machine() -> None:

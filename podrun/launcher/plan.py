@@ -137,8 +137,7 @@ def _server(values: Mapping[str, Any], context: LaunchContext) -> ServerSpec:
 
 
 def _partition(values: Mapping[str, Any], layout: LaunchLayout, context: LaunchContext) -> PartitionSpec:
-    from podrun.partition.state.requirements import check_name
-    from podrun.partition.state.values import parse_sync_type
+    from podrun.partition.state.values import check_name, parse_sync_type
 
     name = values["vipu-partition"] or context.environ.get(IPUOF_VIPU_API_PARTITION_ID) or None
     if name is not None:

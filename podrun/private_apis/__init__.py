@@ -8,7 +8,6 @@ from here: each function does one thing for its caller.
 from __future__ import annotations
 
 import importlib
-from importlib import metadata
 from typing import Any
 
 
@@ -30,6 +29,8 @@ def find_name(name: str) -> Any:
 
 def installed_version(package: str) -> str:
     """The version of an installed package, in words if it is not installed."""
+    from importlib import metadata  # reads e-mail headers, which takes a command's start longer
+
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Any
 from podrun.core.access import ACCESS_KEY_KEY, USER_KEY
 from podrun.core.errors import ConflictError, DeniedError, ExistsError, UsageError
 from podrun.core.quick_dataclass import dataclass
-from podrun.partition.state.requirements import check_name, unknown_name
+from podrun.partition.state.requirements import unknown_name
 from podrun.partition.state.stored_rows import checked, parse_row
+from podrun.partition.state.values import check_name
 
 if TYPE_CHECKING:
     from podrun.partition.state.store import Store

@@ -9,10 +9,8 @@ from podrun.core.cluster import Allocation
 from podrun.core.errors import ConflictError, ExistsError, UsageError
 from podrun.partition.state import events as ev
 from podrun.partition.state.events import MachineOrder
-from podrun.partition.state.requirements import (
-    check_name,
-    unknown_name,
-)
+from podrun.partition.state.requirements import unknown_name
+from podrun.partition.state.values import check_name
 
 if TYPE_CHECKING:
     from podrun.partition.state.allocator import Allocator

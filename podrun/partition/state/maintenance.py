@@ -30,9 +30,8 @@ from podrun.partition.state import events as ev
 from podrun.partition.state.events import MachineOrder
 from podrun.partition.state.placement import find_place, slices_of
 from podrun.partition.state.records import Maintenance, Partition
-from podrun.partition.state.requirements import check_name
 from podrun.partition.state.reservations import end_reservation
-from podrun.partition.state.values import PartitionState
+from podrun.partition.state.values import PartitionState, check_name
 
 if TYPE_CHECKING:
     from podrun.partition.state.allocator import Allocator

@@ -22,23 +22,17 @@ from podrun.partition.state.placement import (
     place_of_index,
     routing_named,
 )
-from podrun.partition.state.values import PartitionState, Requirements, SyncType
+from podrun.partition.state.values import (
+    NAME_PATTERN,
+    PartitionState,
+    Requirements,
+    SyncType,
+    check_name,
+)
 
 if TYPE_CHECKING:
     from podrun.partition.state.allocator import Allocator
     from podrun.partition.state.records import Partition
-
-
-NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-
-
-def check_name(name: str, what: str) -> None:
-    """Raises UsageError if ``name`` is not valid for ``what``, such as "a partition"."""
-    if not NAME_PATTERN.fullmatch(name):
-        raise UsageError(
-            f"{name!r} is no name for {what}",
-            hint="Use letters, digits, '.', '_' and '-', at most 64, starting with a letter or digit.",
-        )
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str], make: str) -> NotFoundError:

@@ -24,9 +24,9 @@ from podrun.partition.host.holders import parse_holder
 from podrun.partition.state.accounts import account_of_row
 from podrun.partition.state.allocator import NO_PLANS, Allocator, Plans
 from podrun.partition.state.records import Maintenance, Partition, Queued, Reservation
-from podrun.partition.state.requirements import check_name, validate_state
+from podrun.partition.state.requirements import validate_state
 from podrun.partition.state.stored_rows import StateRows, check_pod, checked, parse_row
-from podrun.partition.state.values import Requirements
+from podrun.partition.state.values import Requirements, check_name
 
 PLAN_KINDS: tuple[tuple[str, type], ...] = (
     ("maintenance", Maintenance),

@@ -7,6 +7,7 @@ there, where that is not its name. JSON has the keys in the order of the fields.
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Mapping
 from dataclasses import field
 from typing import Any
@@ -16,6 +17,17 @@ from podrun.core.errors import UsageError
 from podrun.core.quick_dataclass import dataclass
 from podrun.faults import FaultSpec
 from podrun.partition.state.codec import spelled, value_to_json
+
+NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+def check_name(name: str, what: str) -> None:
+    """Raises UsageError if ``name`` is not valid for ``what``, such as "a partition"."""
+    if not NAME_PATTERN.fullmatch(name):
+        raise UsageError(
+            f"{name!r} is no name for {what}",
+            hint="Use letters, digits, '.', '_' and '-', at most 64, starting with a letter or digit.",
+        )
 
 
 class PartitionState(enum.Enum):
