@@ -85,6 +85,9 @@ USES = (
         "errors of a model without JAX's note about its own frames",
         "errors carry JAX's note",
     ),
+    PrivateUse(
+        "jax._src.config.traceback_in_locations_limit", "lowers without source lines", "it takes longer"
+    ),
 )
 
 
@@ -117,8 +120,13 @@ def start_cpu_client() -> Any:
 
 def written_to_cache() -> AbstractContextManager[Any]:
     """A context in which everything that is compiled is written to XLA's persistent cache, however fast it compiles."""
-    setting = find_name("jax._src.config.persistent_cache_min_compile_time_secs")
-    context: AbstractContextManager[Any] = contextlib.nullcontext() if setting is None else setting(0.0)
+    return _setting("persistent_cache_min_compile_time_secs", 0.0)
+
+
+def _setting(name: str, value: object) -> AbstractContextManager[Any]:
+    """A context in which a setting of JAX has a value in this thread; none if JAX does not have the setting."""
+    setting = find_name(f"jax._src.config.{name}")
+    context: AbstractContextManager[Any] = contextlib.nullcontext() if setting is None else setting(value)
     return context
 
 
@@ -287,10 +295,8 @@ def aliased_outputs(lowered: Lowered) -> dict[int, int]:
 @functools.cache
 def _shared_contexts() -> Callable[[], Any] | None:
     """Let threads in `one_context` share a context; gives JAX's own function that makes one."""
-    module, make = (
-        find_name("jax._src.interpreters.mlir"),
-        find_name("jax._src.interpreters.mlir.make_ir_context"),
-    )
+    module = find_name("jax._src.interpreters.mlir")
+    make = find_name("jax._src.interpreters.mlir.make_ir_context")
     if make is None:
         return None
 
@@ -299,31 +305,29 @@ def _shared_contexts() -> Callable[[], Any] | None:
         return make() if shared is None else shared
 
     module.make_ir_context = context_of_thread
-    typed_make: Callable[[], Any] = make
-    return typed_make
+    return cast("Callable[[], Any]", make)
 
 
 @contextmanager
 def one_context() -> Iterator[None]:
-    """Lower and export in one MLIR context for as long as this thread is in the context.
+    """Lower and export in one MLIR context, without frames of Python, for as long as this thread is in the context.
 
     JAX makes one, with all dialects, for each lowering and export: three for a piece, a quarter of the time that
-    compiling a small program takes. The exported bytes are the same.
+    compiling a small program takes. It looks up the source lines of each operation. The exported bytes are the same.
     """
     make = _shared_contexts()
     before = getattr(_thread, "context", None)
     _thread.context = before or (None if make is None else make())
     try:
-        yield
+        with _setting("traceback_in_locations_limit", 0):
+            yield
     finally:
         _thread.context = before
 
 
 def plain_errors() -> AbstractContextManager[Any]:
     """Keep JAX's note about its own frames out of errors that are raised in a trace in this context."""
-    setting = find_name("jax._src.config.traceback_filtering")
-    context: AbstractContextManager[Any] = contextlib.nullcontext() if setting is None else setting("off")
-    return context
+    return _setting("traceback_filtering", "off")
 
 
 @functools.cache
@@ -368,11 +372,8 @@ def new_primitive(name: str) -> TracedPrimitive:
 
 def without_unused(jaxpr: Jaxpr) -> Jaxpr:
     """A jaxpr without the equations that no result needs; its arguments stay."""
-    pruned: Jaxpr
-    pruned, _ = _need("jax.interpreters.partial_eval.dce_jaxpr")(
-        jaxpr, [True] * len(jaxpr.outvars), instantiate=True
-    )
-    return pruned
+    prune = _need("jax.interpreters.partial_eval.dce_jaxpr")
+    return cast("Jaxpr", prune(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)[0])
 
 
 def reads_stablehlo() -> bool:

@@ -98,6 +98,7 @@ def test_an_unknown_jaxlib_says_once_that_convolutions_are_slower(
         "jax._src.config.persistent_cache_min_compile_time_secs",
         "jax._src.lax.linalg.initialize_lapack",
         "jax._src.config.traceback_filtering",
+        "jax._src.config.traceback_in_locations_limit",
     ],
 )
 def test_what_is_only_faster_or_plainer_has_a_fallback(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +106,7 @@ def test_what_is_only_faster_or_plainer_has_a_fallback(name: str, monkeypatch: p
     monkeypatch.setattr(private, "find_name", lambda wanted: None if wanted == name else find(wanted))
     private.register_lapack()
     private.register_lapack_only_when_asked()
-    with private.written_to_cache(), private.plain_errors():
+    with private.written_to_cache(), private.plain_errors(), private.one_context():
         assert float(jax.jit(lambda x: x + 1)(1.0)) == 2.0
 
 
@@ -121,6 +122,13 @@ def test_locations_go_and_the_function_stays() -> None:
     assert b"test_jax.py" in exported.mlir_module_serialized
     assert b"test_jax.py" not in stripped.serialize()
     np.testing.assert_array_equal(stripped.call(jnp.ones(3)), exported.call(jnp.ones(3)))
+
+
+def test_programs_are_lowered_without_source_lines() -> None:
+    with private.one_context():
+        exported = jax.export.export(jax.jit(scoped))(jnp.ones(7))
+    assert b"test_jax.py" not in exported.mlir_module_serialized
+    assert b"ipu:1" in exported.mlir_module_serialized
 
 
 def test_errors_inside_a_trace_come_out_plain() -> None:
