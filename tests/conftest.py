@@ -37,6 +37,8 @@ OF_A_RUN = "PODRUN_TEST_DIR"
 for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, lambda *_: None)
+# Nobody reads the source lines of the programs that tests lower, which JAX looks up for each of their operations.
+os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
 # Tests plan anew, and leave no plans behind.
 os.environ["PODRUN_PLAN_CACHE"] = "off"
 # What takes five seconds, as it may on a busy host, would be told on standard error, which tests compare.
@@ -57,6 +59,8 @@ CHARACTERS = "".join(
 )
 """Characters of generated texts, some of every kind. Of all that there are, Hypothesis makes a table first, which takes
 three seconds of every run in a fresh folder."""
+YOUNG_OBJECTS = 20_000
+"""Objects that a test makes between two garbage collections; Python's own number is 700."""
 LEAK_SECONDS = 60.0
 """Seconds that a process on its way out may take before it counts as left behind."""
 
@@ -89,9 +93,12 @@ def pytest_runtest_teardown(
 
 
 def pytest_collection_finish() -> None:
-    """Freeze the objects that importing the tests made, so that no garbage collection in a test looks through them."""
+    """Freeze the objects that importing the tests made, so that no garbage collection in a test looks through them,
+    and collect less often: JAX and Hypothesis have each collection call them.
+    """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(YOUNG_OBJECTS, *gc.get_threshold()[1:])
 
 
 def marked_processes(mark: str) -> dict[int, str]:
@@ -225,6 +232,18 @@ class Commands:
 def left_in_home(home: Path) -> list[str]:
     """Files that podrun's commands write into a home, and that go with what they describe."""
     return sorted(str(path.relative_to(home)) for path in (home / ".ipuof.conf.d").glob("*"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_context_of_programs() -> Iterator[None]:
+    """Lower the programs of a file's tests in one MLIR context: JAX makes one for each, which takes milliseconds."""
+    if "jax" not in sys.modules:
+        yield
+        return
+    from podrun.private_apis.jax import one_context
+
+    with one_context():
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,13 @@ from podrun.device.xla import pieces as device_pieces
 from podrun.private_apis import jax as private
 
 PACKAGE = Path(private.__file__).parent.parent
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_context_of_programs() -> Iterator[None]:
+    """JAX as it comes, other than in other files: contexts of its own, and source lines."""
+    with private._setting("traceback_in_locations_limit", 100):
+        yield
 
 
 def scoped(x: Any) -> Any:
