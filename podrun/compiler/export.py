@@ -44,7 +44,7 @@ from podrun.core import executable_file
 from podrun.core.executable import Computation
 from podrun.core.quick_dataclass import dataclass
 from podrun.private_apis import jax as private_jax
-from podrun.private_apis.jax import without_locations
+from podrun.private_apis.jax_exports import without_locations
 
 _NARROW = 64
 """Columns up to which an operand is narrow, if the other has four times as many: measured, with 32 to 1024 rows."""
@@ -309,8 +309,9 @@ def export_traced(traced: TracedPiece) -> Computation:
     # equal to the byte, and compiled once.
     run.__name__ = "piece"
     specs = [buffer(aval.shape, str(aval.dtype)) for aval in closed.in_avals]
-    exported = jax.export.export(jax.jit(run), platforms=("cpu",))(*specs)
-    data = bytes(without_locations(exported).serialize())
+    with without_locations():
+        exported = jax.export.export(jax.jit(run), platforms=("cpu",))(*specs)
+    data = bytes(exported.serialize())
     executable_file.note_exported_piece(data)
     return Computation(traced.name, data, traced.inputs, traced.outputs)
 

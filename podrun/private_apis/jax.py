@@ -19,7 +19,6 @@ from podrun.private_apis import find_name, installed_version
 
 if TYPE_CHECKING:
     from jax import Device
-    from jax.export import Exported
     from jax.extend.core import Jaxpr, JaxprEqn
     from jax.stages import Lowered
 
@@ -250,29 +249,6 @@ def run_passes(module: MlirModule, passes: str) -> None:
     _need("jaxlib.mlir.passmanager.PassManager").parse(passes).run(module.operation)
 
 
-def convolution_axes(numbers: object) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """The axes in a StableHLO convolution's ``dimension_numbers``: of the image (batch, rows, columns, channels), of
-    the weights (rows, columns, inputs, outputs), and of the result."""
-    at = _need("jaxlib.mlir.dialects.stablehlo.ConvDimensionNumbers")(numbers)
-    return (
-        (at.input_batch_dimension, *at.input_spatial_dimensions, at.input_feature_dimension),
-        (
-            *at.kernel_spatial_dimensions,
-            at.kernel_input_feature_dimension,
-            at.kernel_output_feature_dimension,
-        ),
-        (at.output_batch_dimension, *at.output_spatial_dimensions, at.output_feature_dimension),
-    )
-
-
-def product_axes(numbers: object) -> tuple[bool, tuple[int, ...], tuple[int, ...]]:
-    """Of a StableHLO product's ``dot_dimension_numbers``: whether it has batch axes, and the axes of the left and right
-    operands that it sums over."""
-    at = _need("jaxlib.mlir.dialects.stablehlo.DotDimensionNumbers")(numbers)
-    left, right = at.lhs_contracting_dimensions, at.rhs_contracting_dimensions
-    return bool(at.lhs_batching_dimensions), tuple(left), tuple(right)
-
-
 def aliased_outputs(lowered: Lowered) -> dict[int, int]:
     """Positions of operands of a ``jax.stages.Lowered`` whose memory results take, and of these results. Empty without
     jaxlib's MLIR classes: updates then copy."""
@@ -374,27 +350,3 @@ def without_unused(jaxpr: Jaxpr) -> Jaxpr:
     """A jaxpr without the equations that no result needs; its arguments stay."""
     prune = _need("jax.interpreters.partial_eval.dce_jaxpr")
     return cast("Jaxpr", prune(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)[0])
-
-
-def reads_stablehlo() -> bool:
-    """Whether the installed jaxlib has what `exported_stablehlo` and `mlir` need."""
-    ends = "ir.Operation", "deserialize_portable_artifact", "make_ir_context"
-    return not any(use.name.endswith(ends) for use in missing_jax_names())
-
-
-@contextmanager
-def exported_stablehlo(exported: Exported) -> Iterator[MlirModule]:
-    """The StableHLO of a ``jax.export.Exported``, in an MLIR context of its own or that of `one_context`."""
-    read = _need("jax._src.lib._jax.mlir.deserialize_portable_artifact")
-    with _need("jax._src.interpreters.mlir.make_ir_context")():
-        yield read(exported.mlir_module_serialized)
-
-
-def without_locations(exported: Exported) -> Exported:
-    """A ``jax.export.Exported`` without source locations: no path, no line, no argument name of the traced function. So
-    its bytes depend on what is computed and on nothing else."""
-    write = _need("jax._src.export._export._module_to_bytecode")
-    with exported_stablehlo(exported) as module:
-        run_passes(module, "builtin.module(strip-debuginfo)")
-        data = write(module)
-    return dataclasses.replace(exported, mlir_module_serialized=data)

@@ -39,7 +39,8 @@ from podrun.device.xla.epilogues import (
     producer,
     rebuild_walls,
 )
-from podrun.private_apis.jax import convolutions_problem, mlir, product_axes, stablehlo
+from podrun.private_apis.jax import convolutions_problem, mlir, stablehlo
+from podrun.private_apis.jax_exports import product_axes
 
 if TYPE_CHECKING:
     from jax.stages import Lowered

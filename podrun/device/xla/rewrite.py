@@ -32,7 +32,8 @@ from podrun.device.xla.epilogues import (
     nested,
     rebuild_walls,
 )
-from podrun.private_apis.jax import convolution_axes, convolutions_problem, mlir, stablehlo
+from podrun.private_apis.jax import convolutions_problem, mlir, stablehlo
+from podrun.private_apis.jax_exports import convolution_axes
 
 if TYPE_CHECKING:
     from jax.stages import Lowered

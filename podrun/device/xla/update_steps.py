@@ -21,7 +21,8 @@ import numpy as np
 from podrun.core.executable import Array, Computation
 from podrun.core.quick_dataclass import dataclass
 from podrun.device.xla.epilogues import inline, nested
-from podrun.private_apis.jax import exported_stablehlo, mlir, reads_stablehlo
+from podrun.private_apis.jax import mlir
+from podrun.private_apis.jax_exports import exported_stablehlo, reads_stablehlo
 
 if TYPE_CHECKING:
     from podrun.private_apis.mlir_types import MlirModule, MlirOperation, MlirValue
