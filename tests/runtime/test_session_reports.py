@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from podrun.report import document
 from podrun.report.document import ARCHIVE, DOCUMENT, write_report
 from podrun.report.engine_options import EngineOptions
-from podrun.runtime import session_reports
 from podrun.runtime.device import DeviceKind
 from podrun.runtime.session_reports import SessionReports
 from tests.report.profiles import pipeline_profile
@@ -27,7 +27,7 @@ def options(tmp_path: Path) -> EngineOptions:
 @pytest.fixture
 def reports(options: EngineOptions, monkeypatch: pytest.MonkeyPatch) -> SessionReports:
     """Of a session whose report was written, which has run once."""
-    monkeypatch.setattr(session_reports, "profile_of", lambda _: pipeline_profile())
+    monkeypatch.setattr(document, "profile_of", lambda _: pipeline_profile())
     executable: Any = SimpleNamespace(tile_report={"segments": []})
     program: Any = SimpleNamespace(prepared=lambda _: executable, device=SimpleNamespace(kind=DeviceKind.IPU))
     reports = SessionReports(program, SimpleNamespace(), 1, "session")  # type: ignore[arg-type]
