@@ -31,22 +31,25 @@ class Estimators:
         self.host = importlib.import_module("podrun.tensorflow.sdk.estimator_sessions").HostEstimator
         self.parts = importlib.import_module("podrun.tensorflow.sdk.estimator_parts")
 
-    def config(self, iterations: int = 1, shards: int = 1, **options: Any) -> Any:
+    def config(self, iterations: int = 1, shards: int = 1, replicas: int = 1, **options: Any) -> Any:
         """A configuration of an estimator."""
         device = self.ipu.config.IPUConfig()
-        device.auto_select_ipus = shards
+        device.auto_select_ipus = shards * replicas
         module = self.ipu.ipu_run_config
         options = {"model_dir": self.model_dir()} | options
-        run = module.IPURunConfig(iterations_per_loop=iterations, ipu_options=device, num_shards=shards)
+        run = module.IPURunConfig(iterations, device, num_replicas=replicas, num_shards=shards)
         return module.RunConfig(ipu_run_config=run, **options)
 
     def model_dir(self) -> str:
         """A new folder for a model."""
         return tempfile.mkdtemp(dir=self.folder)
 
-    def make(self, model_fn: Callable[..., Any], iterations: int = 1, **options: Any) -> Any:
+    def make(
+        self, model_fn: Callable[..., Any], iterations: int = 1, *, params: Any = None, **options: Any
+    ) -> Any:
         """An estimator of a model function."""
-        return self.ipu.ipu_estimator.IPUEstimator(model_fn, config=self.config(iterations, **options))
+        config = self.config(iterations, **options)
+        return self.ipu.ipu_estimator.IPUEstimator(model_fn, config=config, params=params)
 
     def spec(self, mode: str, loss: Any, **options: Any) -> Any:
         """A specification whose training does nothing."""
@@ -111,6 +114,34 @@ def test_evaluation_starts_without_a_checkpoint_and_runs_once_for_a_step(estimat
     np.testing.assert_array_equal(list(outputs), NUMBERS[:4] * 2)
 
 
+def test_replicas_are_averaged_and_predict_together(estimators: Estimators) -> None:
+    """Metrics of the IPU are averaged over replicas; those of the host see iterations, replicas and batches."""
+    tf, shapes = estimators.tf, []
+
+    def metrics(features: Any) -> Any:
+        shapes.append(features.shape.as_list())
+        return {"largest": tf.metrics.mean(tf.reduce_max(features, -1))}
+
+    def model(features: Any, mode: str, params: Any) -> Any:
+        loss = tf.reduce_max(features)
+        if mode == "infer":
+            return estimators.parts.EstimatorSpec(mode, predictions={"batch": features, "largest": loss})
+        if params["host"]:
+            return estimators.spec(mode, loss, eval_metrics=(metrics, [features]))
+        return estimators.spec(mode, loss, eval_metric_ops={"mean": tf.metrics.mean(features)})
+
+    numbers = np.array([[1, 3], [5, 3], [1, 3], [9, 7]], np.float32)
+    for host, name, value in ((False, "mean", 4.0), (True, "largest", 5.0)):
+        own = estimators.make(model, 2, replicas=2, params={"host": host})
+        assert own.evaluate(estimators.data(numbers), steps=2)[name] == value
+    assert [shape[1:] for shape in shapes] == [[2, 2]]
+    (first, last) = own.predict(estimators.data(numbers), num_predictions=2, yield_single_examples=False)
+    np.testing.assert_array_equal([first["batch"], last["batch"]], numbers.reshape(2, 2, 2))
+    np.testing.assert_array_equal([first["largest"], last["largest"]], [[3, 5], [3, 9]])
+    own = own.predict(estimators.data(numbers), ["largest"], num_predictions=4)
+    assert [row["largest"] for row in own] == [3, 5, 3, 9]
+
+
 def test_functions_of_the_host(estimators: Estimators) -> None:
     """Its variables are on the CPU, the model's tensors on the IPU; it may take none, and must return something."""
     tf, devices = estimators.tf, []
@@ -135,7 +166,7 @@ def test_functions_of_the_host(estimators: Estimators) -> None:
         own = estimators.make(model_of(function, tensors))
         own.train(estimators.data(NUMBERS, NUMBERS), steps=2)
         assert own.get_variable_value(name) == total
-    assert devices == ["/device:IPU:0", "/device:CPU:0", "/device:IPU:0"]
+    assert devices == ["/device:IPU:0", "/device:CPU:*", "/device:IPU:0"]
     with pytest.raises(TypeError, match="`host_call` return value must be Operation or Tensor"):
         estimators.make(model_of(lambda: None, False)).train(estimators.data(NUMBERS, NUMBERS), steps=1)
     with pytest.raises(ValueError, match="host_call is not allowed for iterations_per_loop > 1"):

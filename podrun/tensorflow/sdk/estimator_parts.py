@@ -144,7 +144,8 @@ def takes_argument(function: Callable[..., Any], name: str) -> bool:
 class SessionPlan:
     """What a session of an estimator runs. ``step``: fetched in a call: ``train`` and ``loss``, or ``loss`` and
     ``values``, or ``predictions``; ``first``: operations that start it; ``steps``: steps that a call counts for;
-    ``fetched``: metrics that are read after a call.
+    ``fetched``: metrics that are read after a call; ``replicas``: if more than 1, predictions have an axis for them
+    behind that of iterations.
     """
 
     step: Mapping[str, Any]
@@ -152,6 +153,7 @@ class SessionPlan:
     hooks: Hooks = ()
     steps: int = 1
     fetched: Mapping[str, tf.Tensor] = field(default_factory=dict)
+    replicas: int = 1
 
 
 class StartHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]

@@ -207,8 +207,8 @@ class BaseEstimator:
         yield_single_examples: bool = True,
         num_predictions: int | None = None,
     ) -> Iterator[Any]:
-        """The predictions, example by example, or batch by batch: of a checkpoint, or of variables that are initialized
-        where there is none.
+        """The predictions, example by example, or batch by batch, of all replicas together: of a checkpoint, or of
+        variables that are initialized where there is none.
         """
         path = self._found_checkpoint(checkpoint_path, "predict")
         count = 0
@@ -222,6 +222,8 @@ class BaseEstimator:
                         batches = session.run(plan.step["predictions"])
                     except tf.errors.OutOfRangeError:
                         return
+                    if yield_single_examples and plan.replicas > 1:
+                        batches = tf.nest.map_structure(lambda b: b.reshape(-1, *b.shape[2:]), batches)
                     for item in _examples(batches, predict_keys, single=yield_single_examples):
                         yield item
                         count += 1

@@ -288,8 +288,7 @@ class _DeviceCall:
         replicas = self.estimator.config.ipu_run_config.num_replicas
         with tf.control_dependencies([run]):
             if self.mode == ModeKeys.PREDICT:
-                predictions = tf.nest.map_structure(lambda t: batches_of(t, replicas), _dequeued(self.others))
-                return SessionPlan({"predictions": predictions}, first, hooks)
+                return SessionPlan({"predictions": _dequeued(self.others)}, first, hooks, replicas=replicas)
             loss = tf.reduce_mean(_dequeued(self.losses))
             if self.mode == ModeKeys.TRAIN:
                 train = tf.group(loss, *self._host_call())
@@ -297,9 +296,11 @@ class _DeviceCall:
             left = _dequeued(self.others)
         metrics = getattr(spec, "eval_metrics", None)
         if metrics is None:
-            values = {key: value[-1] if replicas == 1 else value[-1, -1] for key, value in left.items()}
+            values = {
+                key: tf.reduce_mean(value[-1]) for key, value in left.items()
+            }  # Over replicas, as the SDK.
             return SessionPlan({"loss": loss, "values": values}, first, hooks, iterations)
-        results = host_metrics(metrics[0], left, replicas)
+        results = host_metrics(metrics[0], left)
         updates = [update for _, update in results.values()]
         step = {"loss": loss, "values": {}, "updates": updates}
         return SessionPlan(step, first, hooks, iterations, {key: v for key, (v, _) in results.items()})
@@ -308,7 +309,7 @@ class _DeviceCall:
         host_call = getattr(self.spec, "host_call", None)
         if host_call is None:
             return []
-        with tf.device("/device:CPU:0"):
+        with tf.device("/device:CPU:*"):
             result = host_call[0](*([value[0] for value in _dequeued(self.others)] if host_call[1] else ()))
         if not isinstance(result, (tf.Tensor, tf.Variable, tf.Operation)):
             raise TypeError(f"`host_call` return value must be Operation or Tensor, given: {result}")
@@ -325,15 +326,10 @@ def _dequeued(queue: IPUOutfeedQueue) -> Any:
 
 
 def host_metrics(
-    function: Callable[..., Any],
-    left: tf.Tensor | Sequence[tf.Tensor] | Mapping[str, tf.Tensor],
-    replicas: int,
+    function: Callable[..., Any], left: tf.Tensor | Sequence[tf.Tensor] | Mapping[str, tf.Tensor]
 ) -> dict[str, Any]:
-    """Metrics of the host from the values of all iterations, samples one after the other."""
-    joined = tf.nest.map_structure(
-        lambda t: tf.reshape(batches_of(t, replicas), [-1, *batches_of(t, replicas).shape[2:]]), left
-    )
-    results: dict[str, Any] = function(**joined) if isinstance(joined, dict) else function(*joined)
+    """Metrics of the host from what an outfeed holds, ``[iterations, (replicas), ...]``, as the SDK hands it on."""
+    results: dict[str, Any] = function(**left) if isinstance(left, Mapping) else function(*left)
     return results
 
 
@@ -354,8 +350,3 @@ def _outside(tensor: tf.Tensor) -> tf.Tensor:
 
 def _operation(value: tf.Tensor | tf.Operation) -> tf.Operation:
     return getattr(value, "op", value)
-
-
-def batches_of(value: tf.Tensor, replicas: int) -> tf.Tensor:
-    """Elements of an outfeed, ``[iterations, (replicas), batch, ...]``, with one axis for iterations and replicas."""
-    return value if replicas == 1 else tf.reshape(value, [-1, *value.shape[2:]])

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from podrun.tensorflow.sdk.estimator_parts import Hooks, ModeKeys, SessionPlan, called_with, takes_argument
 from podrun.tensorflow.sdk.gradient_accumulation import GradientAccumulationReductionMethod
-from podrun.tensorflow.sdk.ipu_estimator import IPUBaseEstimator, batches_of, host_metrics
+from podrun.tensorflow.sdk.ipu_estimator import IPUBaseEstimator, host_metrics
 from podrun.tensorflow.sdk.ipu_outfeed_queue import IPUOutfeedQueue
 from podrun.tensorflow.sdk.pipelining_ops import run_pipeline
 
@@ -140,21 +140,19 @@ class IPUPipelineEstimator(IPUBaseEstimator):
                     "The last pipeline stage must return exactly one prediction tensor, or a dict, when predicting"
                 )
             chosen = values if isinstance(values, dict) else values[0]
-            predictions = tf.nest.map_structure(lambda t: batches_of(t, replicas), chosen)
-            return SessionPlan({"predictions": predictions}, [start], hooks)
-        return self._evaluated(spec, values, replicas, [start], hooks)
+            return SessionPlan({"predictions": chosen}, [start], hooks, replicas=replicas)
+        return self._evaluated(spec, values, [start], hooks)
 
     def _evaluated(
         self,
         spec: IPUPipelineEstimatorSpec,
         values: tf.Tensor | Sequence[tf.Tensor] | Mapping[str, tf.Tensor],
-        replicas: int,
         first: list[tf.Operation],
         hooks: Hooks,
     ) -> SessionPlan:
         if spec.eval_metrics_fn is None:
             raise ValueError("`IPUPipelineEstimatorSpec` must contain `eval_metrics_fn` when evaluating")
-        results = host_metrics(spec.eval_metrics_fn, values, replicas)
+        results = host_metrics(spec.eval_metrics_fn, values)
         if not isinstance(results, dict):
             raise TypeError("The `eval_metrics_fn` must return a dict.")
         if "loss" not in results:
