@@ -180,6 +180,8 @@ _HELD = frozenset(
         "scatter-add",
         "custom_call",
         "ffi_call",
+        "on_grid",
+        "rounded_on_grid",
         "random_bits",
         "threefry2x32",
     }

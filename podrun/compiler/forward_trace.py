@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
-from podrun.compiler import jaxprs, stochastic
+from podrun.compiler import grid_rounding, jaxprs, stochastic
 from podrun.compiler.anchors import Anchor, AnchorKind, unknown_tensor
 from podrun.compiler.jaxprs import abstract, buffer
 from podrun.compiler.model_collectives import has_exchange
@@ -188,7 +188,7 @@ def trace_forward(program: Program, anchors: Sequence[Anchor]) -> Trace:
     specs = [abstract(program.parameters[n].spec) for n in parameters]
     specs += [abstract(program.inputs[n].spec) for n in inputs]
     closed = jax.make_jaxpr(flat)(*specs, buffer((2,), "uint32"))
-    pruned = jaxprs.pruned(written_out(closed))
+    pruned = jaxprs.pruned(jaxprs.without_repeated_clips(written_out(closed)))
     needed = jaxprs.read_arguments(pruned.jaxpr)
     *variables, key_variable = pruned.jaxpr.invars
     named = zip((*parameters, *inputs), variables, strict=True)
@@ -233,7 +233,7 @@ _TAPS = 1 << 24
 def _wide_tap(tap: partial[Any], state: jax.Array) -> Callable[[Any], Any]:
     """The tap of a value that is held as float32 on the grid of the halves: its gradient is rounded onto it too."""
     (delta,) = tap.args
-    if delta.dtype != stochastic.HALF:
+    if delta.dtype != grid_rounding.HALF:
         return tap
     return partial(_perturbed, stochastic.entering(delta, state))
 

@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, JaxprEqn, Literal, Var
 
 from podrun.core.executable import TensorSpec, numpy_dtype
+from podrun.core.names import CLIPPED
 from podrun.private_apis.jax import bind_equation, call_in_scope, without_unused
 
 BufferValues = Mapping[str, Any]
@@ -54,6 +56,68 @@ def evaluate(
 def pruned(closed: ClosedJaxpr) -> ClosedJaxpr:
     """The jaxpr without equations that no result needs; arguments stay as they are."""
     return ClosedJaxpr(without_unused(closed.jaxpr), closed.consts)
+
+
+_KEEP_FINITE = frozenset(
+    (
+        *(
+            "reshape",
+            "broadcast_in_dim",
+            "transpose",
+            "squeeze",
+            "expand_dims",
+            "slice",
+            "rev",
+            "concatenate",
+            "name",
+        ),
+        *("neg", "abs", "max", "min", "select_n", "copy", "copy_p", "pad", "stack", "unstack", "split"),
+    )
+)
+"""Primitives that give no infinities where their operands have none."""
+
+
+def without_repeated_clips(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """The jaxpr without those of its own equations that replace infinite halves (`CLIPPED`) where none can be: of
+    values that were clipped and have only been moved since. Each operation of a program clips what it gives and the
+    gradient of what it is given, so half of them repeat another.
+    """
+    finite: set[Any] = set()
+    same: dict[Any, Any] = {}  # Any: JAX types neither variables nor their values.
+    kept = []
+
+    for old in closed.jaxpr.eqns:
+        atoms: list[Any] = [a if isinstance(a, Literal) else same.get(a, a) for a in old.invars]
+        equation = old if atoms == old.invars else old.replace(invars=atoms)
+        name = equation.primitive.name
+        if name == CLIPPED and isinstance(atoms[0], Var) and atoms[0] in finite:
+            same[equation.outvars[0]] = atoms[0]
+            continue
+        if name == CLIPPED or (_moves(equation) and all(_is_finite(a, finite) for a in atoms)):
+            finite.update(equation.outvars)
+        kept.append(equation)
+    ends = [v if isinstance(v, Literal) else same.get(v, v) for v in closed.jaxpr.outvars]
+    return ClosedJaxpr(closed.jaxpr.replace(eqns=kept, outvars=ends), closed.consts)
+
+
+def _is_finite(atom: Any, finite: set[Any]) -> bool:
+    """Whether an atom has no infinities: it is among ``finite``, a finite constant, or of a type without them."""
+    if isinstance(atom, Literal):
+        return bool(np.isfinite(np.asarray(atom.val, np.float64)).all())
+    return atom in finite or not jax.numpy.issubdtype(atom.aval.dtype, jax.numpy.floating)
+
+
+def _moves(equation: JaxprEqn) -> bool:
+    """Whether an equation gives no infinities where its operands have none."""
+    if equation.primitive.name not in ("jit", "pjit"):
+        return equation.primitive.name in _KEEP_FINITE
+    inner = equation.params["jaxpr"]
+    literals = [a for e in inner.jaxpr.eqns for a in e.invars if isinstance(a, Literal)]
+    return (
+        not inner.consts
+        and all(_is_finite(a, set()) for a in literals)
+        and all(map(_moves, inner.jaxpr.eqns))
+    )
 
 
 def sub_jaxpr(

@@ -29,11 +29,11 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from podrun.compiler import jaxprs
-from podrun.core.names import LOCAL
+from podrun.compiler.grid_rounding import HALF, StateRow, mixed, own_row, rounded, through
+from podrun.core.names import CLIPPED, LOCAL
 
 Apply = Callable[[JaxprEqn, Sequence[Any]], Any]
 
-HALF = np.dtype(np.float16)
 _STREAM = 0x52
 """Separates the bits that round from the random numbers of the same key."""
 _BACK = 0xB4
@@ -55,12 +55,6 @@ def _is_half(atom: Var | Literal) -> bool:
 # --- rounding --------------------------------------------------------------------------------------------------------
 
 
-def _mixed(x: jax.Array) -> Any:
-    x = (x ^ (x >> 16)) * np.uint32(0x7FEB352D)
-    x = (x ^ (x >> 15)) * np.uint32(0x846CA68B)
-    return x ^ (x >> 16)
-
-
 def start(key: jax.Array) -> Any:
     """The state of a replica's micro-batch, uint32 ``[2]``, from its key data."""
     return state_at(key.astype(jnp.uint32), _STREAM)
@@ -75,8 +69,8 @@ def state_at(state: jax.Array, place: jax.Array | int) -> Any:
 @jax.jit
 def _below(state: jax.Array, place: jax.Array | np.uint32) -> Any:
     number = place.astype(jnp.uint32) * np.uint32(0x9E3779B9)
-    high = _mixed(state[..., 0] ^ number)
-    return jnp.stack([high, _mixed(state[..., 1] + high)], axis=-1)
+    high = mixed(state[..., 0] ^ number)
+    return jnp.stack([high, mixed(state[..., 1] + high)], axis=-1)
 
 
 class Places:
@@ -89,25 +83,32 @@ class Places:
     def __init__(self, state: jax.Array, count: int) -> None:
         with jax.named_scope(LOCAL):
             self._tables = tables(state, np.arange(count, dtype=np.uint32))
+        self._taken = 0
+
+    def take(self) -> int:
+        """The next place."""
+        self._taken += 1
+        return self._taken - 1
 
     def state(self, place: int) -> Any:
         """The state of a place."""
-        return self._row(0, place)
+        with jax.named_scope(LOCAL):
+            return lax.index_in_dim(self._tables[0], place, axis=0, keepdims=False)
 
-    def back(self, place: int) -> Any:
+    def row(self, place: int) -> StateRow:
+        """The state of a place where it lies."""
+        return StateRow(self._tables[0], place)
+
+    def back(self, place: int) -> StateRow:
         """The state of the gradient of what has the place's state."""
-        return self._row(1, place)
+        return StateRow(self._tables[1], place)
 
-    def of_result(self, place: int, result: int) -> tuple[Any, Any]:
+    def of_result(self, place: int, result: int) -> tuple[StateRow, StateRow]:
         """The states of an equation's result and of its gradient."""
         if result == 0:
-            return self._row(2, place), self._row(3, place)
+            return StateRow(self._tables[2], place), StateRow(self._tables[3], place)
         state = state_at(self.state(place), result)
-        return state, state_at(state, _BACK)
-
-    def _row(self, table: int, place: int) -> Any:
-        with jax.named_scope(LOCAL):
-            return lax.index_in_dim(self._tables[table], place, axis=0, keepdims=False)
+        return own_row(state), own_row(state_at(state, _BACK))
 
 
 @jax.jit
@@ -120,55 +121,14 @@ def tables(state: jax.Array, places: jax.Array) -> tuple[Any, Any, Any, Any]:
     return rows, _below(rows, np.uint32(_BACK)), first, _below(first, np.uint32(_BACK))
 
 
-@jax.jit
-def on_grid(value: jax.Array, state: jax.Array) -> Any:
-    """float32 rounded stochastically onto the halves, still float32. NaN and infinities stay."""
-    count = lax.iota(np.uint32, max(value.size, 1))[: value.size].reshape(value.shape)
-    uniform = (_mixed(_mixed(count ^ state[0]) + state[1]) >> 8).astype(jnp.float32) * np.float32(2.0**-24)
-    bits = lax.bitcast_convert_type(value, jnp.uint32)
-    exponent = jnp.maximum(((bits >> 23) & 255).astype(jnp.int32), 127 - 14)
-    ulp = lax.bitcast_convert_type(((exponent - 10) << 23).astype(jnp.uint32), jnp.float32)
-    rounded = jnp.floor(value / ulp + uniform) * ulp
-    return jnp.where(jnp.isfinite(value), rounded, value).astype(HALF).astype(jnp.float32)
-
-
-@jax.custom_vjp
-def rounded(value: jax.Array, state: jax.Array, back: jax.Array) -> Any:
-    """`on_grid` with ``state`` for the value, and with ``back`` for its gradient."""
-    return on_grid(value, state)
-
-
-def _rounded_forward(value: jax.Array, state: jax.Array, back: jax.Array) -> tuple[Any, Any]:
-    return on_grid(value, state), back
-
-
-def _rounded_back(back: jax.Array, cotangent: jax.Array) -> tuple[Any, None, None]:
-    return on_grid(cotangent, back), None, None
-
-
-rounded.defvjp(_rounded_forward, _rounded_back)
-
-
 def entering(value: jax.Array, state: jax.Array) -> Any:
     """A half as float32; its gradient is rounded onto the halves, with the state `_BACK` below ``state``."""
-    return _entered(value, state_at(state, _BACK))
+    return _entered(value, own_row(state_at(state, _BACK)))
 
 
-def _entered(value: jax.Array, back: jax.Array) -> Any:
+def _entered(value: jax.Array, back: StateRow) -> Any:
     with jax.named_scope(LOCAL):
-        return _entering(value, back)
-
-
-@jax.custom_vjp
-def _entering(value: jax.Array, back: jax.Array) -> Any:
-    return value.astype(jnp.float32)
-
-
-def _entering_back(back: jax.Array, cotangent: jax.Array) -> tuple[Any, None]:
-    return on_grid(cotangent, back).astype(HALF), None
-
-
-_entering.defvjp(lambda value, back: (value.astype(jnp.float32), back), _entering_back)
+        return through(value.astype(jnp.float32), back)
 
 
 def entered(values: Mapping[str, Any], keys: jax.Array) -> dict[str, Any]:
@@ -200,7 +160,7 @@ _MOVE = frozenset((
     "dynamic_update_slice", "concatenate", "pad", "rev", "select_n", "copy", "copy_p", "neg", "abs", "max",
     "min", "sign", "reduce_max", "reduce_min", "clamp", "sort", "floor", "ceil", "round", "name", "split",
     "eq", "ne", "lt", "le", "gt", "ge", "is_finite", "argmax", "argmin", "cummax", "cummin", "gather",
-    "optimization_barrier",
+    "optimization_barrier", "stack", "unstack", "with_clipped_gradient", CLIPPED,
 ))
 # fmt: on
 """Primitives whose results are elements of their operands (or no halves)."""
@@ -239,11 +199,13 @@ class _Evaluation:
         self.taps = taps
 
     def run(self, arguments: Sequence[Any], state: jax.Array) -> list[Any]:
-        places = Places(state, len(self.closed.jaxpr.eqns))
-        counter = iter(range(1 << 30))
+        return self._placed(arguments, Places(state, _places(self.closed.jaxpr)))
+
+    def _placed(self, arguments: Sequence[Any], places: Places) -> list[Any]:
+        """Each equation takes the next place, and those of a called function the ones behind their call's."""
 
         def step(equation: JaxprEqn, operands: Sequence[Any]) -> Any:
-            return self._equation(equation, operands, places, next(counter))
+            return self._equation(equation, operands, places, places.take())
 
         consts = [_wide(c) for c in self.closed.consts]
         return jaxprs.evaluate(self.closed.jaxpr, consts, list(arguments), dict(self.taps), step)
@@ -255,7 +217,7 @@ class _Evaluation:
         name = equation.primitive.name
         values = [_wide(v) if _is_half(a) else v for a, v in zip(equation.invars, operands, strict=True)]
         if name in _CALLS:
-            return self._inside(equation.params[_CALLS[name]]).run(values, places.state(place))
+            return self._inside(equation.params[_CALLS[name]])._placed(values, places)
         if name in ("scan", "cond", "while"):
             return getattr(self, f"_{name}")(equation, values, places.state(place))
         if name == "convert_element_type":
@@ -280,7 +242,7 @@ class _Evaluation:
         wanted, value = equation.params["new_dtype"], jnp.asarray(value)  # A literal is a Python number.
         if wanted != HALF:
             return value.astype(wanted)
-        return rounded(value.astype(jnp.float32), places.state(place), places.back(place))
+        return rounded(value.astype(jnp.float32), places.row(place), places.back(place))
 
     def _inside(self, closed: ClosedJaxpr) -> _Evaluation:
         return _Evaluation(closed, self.apply, {})
@@ -326,6 +288,12 @@ class _Evaluation:
         index, *branch_operands = values
         runs = [lambda *v, side=side: tuple(side.run(list(v), state)) for side in sides]
         return list(lax.switch(index, runs, *branch_operands))
+
+
+def _places(jaxpr: Jaxpr) -> int:
+    """How many places a jaxpr's equations have at most, with those of the functions that it calls."""
+    called = [e.params[_CALLS[e.primitive.name]].jaxpr for e in jaxpr.eqns if e.primitive.name in _CALLS]
+    return len(jaxpr.eqns) + sum(map(_places, called))
 
 
 def _wide(value: jax.Array) -> Any:

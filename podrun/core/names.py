@@ -33,6 +33,10 @@ RESTORE = "transpose(restore)"
 """Scope of a forward value that is computed together with the backward work of its stage."""
 LOCAL = "anew"
 """Innermost scope of equations that every segment reading their results computes for itself."""
+CLIPPED = "clipped_half"
+"""The primitive of JAX that replaces infinite halves. Its results have none."""
+ROUNDING = "rounded_onto_halves"
+"""The function in StableHLO that rounds stochastically onto the halves."""
 
 _TRANSFORMATIONS = frozenset(
     {

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from podrun.compiler import jaxprs
+from podrun.core.names import CLIPPED
+from podrun.private_apis.jax import new_primitive
 
 
 def scoped(x: Any) -> Any:
@@ -50,3 +52,34 @@ def test_pruned_and_sub_jaxprs() -> None:
     assert jaxprs.read_arguments(part.jaxpr) >= {y}
     assert x not in jaxprs.read_arguments(part.jaxpr)
     np.testing.assert_allclose(jaxprs.evaluate(part.jaxpr, part.consts, [jnp.zeros(3)])[0], 1)
+
+
+def test_values_without_infinities_are_clipped_once() -> None:
+    clip_p = new_primitive(CLIPPED)
+    clip_p.def_abstract_eval(lambda value, **_: jax.core.ShapedArray(value.shape, value.dtype))
+
+    def clipped(value: Any) -> Any:
+        return clip_p.bind(value)
+
+    def moved(x: Any, y: Any, pick: Any) -> Any:
+        x, y = clipped(x), clipped(y)
+        again = clipped(jnp.where(pick, x.reshape(2, 3), -y))  # of clipped values, only moved
+        summed = clipped(clipped(again) + y)  # a sum may overflow
+        unclipped = clipped(jnp.where(pick, jnp.inf, summed))
+        return clipped(summed), unclipped
+
+    operands = jnp.ones(6, jnp.float16), jnp.ones((2, 3), jnp.float16), jnp.ones((2, 3), bool)
+    closed = jax.make_jaxpr(moved)(*operands)
+    short = jaxprs.without_repeated_clips(closed)
+
+    def count(of: Any) -> int:
+        return sum(e.primitive.name == CLIPPED for e in of.jaxpr.eqns)
+
+    assert (count(closed), count(short)) == (7, 4)
+    clip_p.def_impl(lambda value: jnp.clip(value, -65504, 65504))
+    large = jnp.array([jnp.inf, 2, -jnp.inf, 60000, 5, -0.0], jnp.float16)
+    operands = large, large.reshape(2, 3), jnp.array([[1, 0, 1], [0, 1, 0]], bool)
+    for wanted, result in zip(
+        *(jax.core.eval_jaxpr(c.jaxpr, c.consts, *operands) for c in (closed, short)), strict=True
+    ):
+        np.testing.assert_array_equal(wanted, result)

@@ -14,6 +14,7 @@ ORDER = (
         "anchors",
         "jaxprs",
         "model_collectives",
+        "grid_rounding",
         "stochastic",
         "forward_trace",
         "export",

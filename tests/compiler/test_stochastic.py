@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from podrun.compiler import jaxprs, stochastic
+from podrun.compiler import grid_rounding, jaxprs, stochastic
 
 COUNT = 4096
 STATES = jax.vmap(lambda i: stochastic.state_at(jnp.array([3, 5], jnp.uint32), i))(jnp.arange(COUNT))
@@ -23,7 +23,7 @@ def halves(*shape: int, seed: int = 0) -> Any:
 @jax.jit
 def spread_of(values: Any, states: Any) -> Any:
     """Values rounded with each of the states."""
-    return jax.vmap(lambda state: stochastic.on_grid(values, state))(states)
+    return jax.vmap(lambda state: grid_rounding.on_grid(values, state))(states)
 
 
 def run(function: Any, state: Any, *arguments: Any) -> Any:
@@ -43,8 +43,8 @@ def test_each_of_two_neighbours_by_its_nearness() -> None:
             step = found.max() - found.min()
             assert abs(finite.mean() - value) < 0.05 * step
     exact = jnp.asarray([0.0, -2.5, 65504.0, jnp.inf, -jnp.inf, 6e-8], jnp.float16).astype(jnp.float32)
-    np.testing.assert_array_equal(stochastic.on_grid(exact, STATES[0]), exact)
-    assert jnp.isnan(stochastic.on_grid(jnp.full(1, jnp.nan), STATES[0]))[0]
+    np.testing.assert_array_equal(grid_rounding.on_grid(exact, STATES[0]), exact)
+    assert jnp.isnan(grid_rounding.on_grid(jnp.full(1, jnp.nan), STATES[0]))[0]
 
 
 def test_bits_differ_from_place_to_place_and_neighbours_are_independent() -> None:
@@ -60,11 +60,16 @@ def test_tables_hold_the_states_of_places() -> None:
     for place in range(5):
         here = stochastic.state_at(state, place)
         np.testing.assert_array_equal(places.state(place), here)
-        np.testing.assert_array_equal(places.back(place), stochastic.state_at(here, 0xB4))
+        np.testing.assert_array_equal(_state(places.row(place)), here)
+        np.testing.assert_array_equal(_state(places.back(place)), stochastic.state_at(here, 0xB4))
         for result in (0, 2):
             value, back = places.of_result(place, result)
-            np.testing.assert_array_equal(value, stochastic.state_at(here, result))
-            np.testing.assert_array_equal(back, stochastic.state_at(value, 0xB4))
+            np.testing.assert_array_equal(_state(value), stochastic.state_at(here, result))
+            np.testing.assert_array_equal(_state(back), stochastic.state_at(_state(value), 0xB4))
+
+
+def _state(of: grid_rounding.StateRow) -> Any:
+    return of.table[of.row]
 
 
 def _loop(x: Any, y: Any) -> Any:
@@ -126,3 +131,28 @@ def test_what_only_moves_is_left_as_it_is() -> None:
     np.testing.assert_array_equal(moved, np.concatenate([x[::-1], -x[::2], np.maximum(x, 1)]))
     scattered = run(lambda v: jnp.zeros(8, jnp.float16).at[2:].set(v), STATES[0], x)
     np.testing.assert_array_equal(scattered, [0, 0, *np.asarray(x)])
+
+
+def test_each_call_of_a_function_rounds_with_bits_of_its_own() -> None:
+    x, y = halves(512), halves(512, seed=1)
+    product = jax.jit(lambda a, b: a * b)
+
+    def calls(a: Any, b: Any) -> Any:
+        return jnp.stack([product(a, b), product(a, b), a * b])
+
+    made = np.asarray(run(calls, STATES[0], x, y))
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        assert (made[one] != made[other]).mean() > 0.2
+    exact = np.asarray(x, np.float64) * np.asarray(y, np.float64)
+    np.testing.assert_allclose(made.astype(np.float64), np.stack([exact] * 3), rtol=2.0**-10)
+
+
+def test_a_gradient_of_a_gradient_passes_through_roundings() -> None:
+    x, y = halves(4), halves(4, seed=1)
+
+    def cubed(v: Any) -> Any:
+        return jnp.sum(run(lambda a, b: a * a * a * b, STATES[1], v, y).astype(jnp.float32))
+
+    curvature = jax.grad(lambda v: jnp.sum(jax.grad(cubed)(v).astype(jnp.float32)))(x)
+    exact = 6 * np.asarray(x, np.float64) * np.asarray(y, np.float64)
+    np.testing.assert_allclose(np.asarray(curvature, np.float64), exact, rtol=0.02)

@@ -33,6 +33,7 @@ from podrun.core.environment import PODRUN_CONVOLUTIONS, environment
 from podrun.core.errors import UsageError
 from podrun.core.quick_dataclass import dataclass
 from podrun.device.xla.matrix_products import PRODUCT_TARGET, FloatArray, check_products
+from podrun.device.xla.roundings import ROUNDING_TARGET
 from podrun.private_apis.jax import convolutions_problem
 
 LEAST_PRODUCTS = 1 << 16
@@ -238,7 +239,7 @@ TARGET = "podrun_convolution"
 """The name of the call in a program."""
 NETWORK_TARGET = "podrun_network"
 """The name of the call of a chain of layers (`podrun.device.xla.networks`)."""
-FORM = 6
+FORM = 7
 """The form of the numbers of all calls. Programs that were compiled with another form are compiled again."""
 SHUFFLE = -2
 """Which of a call's numbers says that channels are shuffled: as a matrix of so many rows they are stored transposed."""
@@ -308,7 +309,8 @@ def _start() -> None:
     except ImportError as error:
         raise RuntimeError(f"podrun was installed without its C module ({error})") from error
     if not all(
-        hasattr(module, name) for name in ("network_handler", "product_handler", "FOLLOWS", "run_dense")
+        hasattr(module, name)
+        for name in ("network_handler", "product_handler", "rounding_handler", "run_dense")
     ):
         raise RuntimeError("its C module was built from an earlier checkout (there: make)")
     module.load(_path())
@@ -319,6 +321,7 @@ def _start() -> None:
     jax.ffi.register_ffi_target(TARGET, module.handler(), platform="cpu")
     jax.ffi.register_ffi_target(NETWORK_TARGET, module.network_handler(), platform="cpu")
     jax.ffi.register_ffi_target(PRODUCT_TARGET, module.product_handler(), platform="cpu")
+    jax.ffi.register_ffi_target(ROUNDING_TARGET, module.rounding_handler(), platform="cpu")
 
 
 def _path() -> str:

@@ -144,23 +144,27 @@ def is_zero(value: MlirValue) -> bool:
 
 
 _BARRIER = "stablehlo.optimization_barrier"
-_WALL = "mhlo.frontend_attributes"
+NOT_INLINED = "mhlo.frontend_attributes"
 """On calls that XLA must not inline: their results are in memory whatever reads them (`podrun.compiler.export`)."""
 
 
 def inline(ir: ModuleType, module: MlirModule) -> None:
     """Replace calls by the called functions, so that operations stand beside those that define their operands.
 
-    A wall becomes a barrier, which any rewrite may give another type; `rebuild_walls` makes calls of them again.
+    A wall becomes a barrier, which any rewrite may give another type; `rebuild_walls` makes calls of them again. Other
+    calls that XLA must not inline stay.
     """
     functions = {ir.StringAttr(f.attributes["sym_name"]).value: f for f in module.body.operations}
     queue = [op for op in nested(module.operation) if op.name == "func.call"]
-    inlined = set()
+    inlined, kept = set(), set()
     while queue:
         call = queue.pop()
         name = ir.FlatSymbolRefAttr(call.attributes["callee"]).value
-        inlined.add(name)
         block = functions[name].operation.regions[0].blocks[0]
+        if _is_held(call) and not _is_wall(call, block):
+            kept.add(name)
+            continue
+        inlined.add(name)
         if _is_wall(call, block):
             _barrier(ir, call)
             continue
@@ -176,18 +180,21 @@ def inline(ir: ModuleType, module: MlirModule) -> None:
             old.replace_all_uses_with(new)
         call.erase()
         copy.erase()
-    for name in sorted(inlined):
+    for name in sorted(inlined - kept):
         functions[name].operation.erase()
 
 
 def _is_wall(call: MlirOperation, block: MlirBlock) -> bool:
     """Whether a call is not to be inlined and its function gives back what it is given."""
-    held = _WALL in call.attributes and "inlineable" in str(call.attributes[_WALL])
-    return held and len(call.operands) == 1 and block.operations[0].operation.name == "func.return"
+    return _is_held(call) and len(call.operands) == 1 and block.operations[0].operation.name == "func.return"
+
+
+def _is_held(call: MlirOperation) -> bool:
+    return NOT_INLINED in call.attributes and "inlineable" in str(call.attributes[NOT_INLINED])
 
 
 def _barrier(ir: ModuleType, call: MlirOperation) -> None:
-    kinds, attributes = [result.type for result in call.results], {_WALL: call.attributes[_WALL]}
+    kinds, attributes = [result.type for result in call.results], {NOT_INLINED: call.attributes[NOT_INLINED]}
     with ir.InsertionPoint(call):
         barrier = ir.Operation.create(
             _BARRIER, results=kinds, operands=list(call.operands), attributes=attributes
@@ -200,7 +207,7 @@ def _barrier(ir: ModuleType, call: MlirOperation) -> None:
 def rebuild_walls(ir: ModuleType, module: MlirModule) -> None:
     """Make calls of the identity, which XLA does not inline, of the barriers that `inline` left for walls."""
     names: dict[str, str] = {}
-    for op in [o for o in nested(module.operation) if o.name == _BARRIER and _WALL in o.attributes]:
+    for op in [o for o in nested(module.operation) if o.name == _BARRIER and NOT_INLINED in o.attributes]:
         (value,), (result,) = op.operands, op.results
         kind = str(result.type)
         if kind not in names:
@@ -208,7 +215,10 @@ def rebuild_walls(ir: ModuleType, module: MlirModule) -> None:
             text = f"func.func private @{names[kind]}(%0: {kind}) -> {kind} {{ return %0 : {kind} }}"
             parsed = ir.Module.parse(text)  # It owns the function that is copied.
             parsed.body.operations[0].operation.clone(ip=ir.InsertionPoint(module.body))
-        attributes = {"callee": ir.FlatSymbolRefAttr.get(names[kind]), _WALL: op.attributes[_WALL]}
+        attributes = {
+            "callee": ir.FlatSymbolRefAttr.get(names[kind]),
+            NOT_INLINED: op.attributes[NOT_INLINED],
+        }
         with ir.InsertionPoint(op):
             barrier = ir.Operation.create(
                 "func.call", results=[result.type], operands=[value], attributes=attributes

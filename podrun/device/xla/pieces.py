@@ -44,6 +44,7 @@ from podrun.device.xla.kept_pieces import KeptPieces, piece_name
 from podrun.device.xla.matrix_products import rewrite_products
 from podrun.device.xla.ready_calls import CallNote, array_kinds
 from podrun.device.xla.rewrite import rewrite_convolutions
+from podrun.device.xla.roundings import rewrite_roundings
 from podrun.device.xla.sums import simplify_sums
 from podrun.device.xla.vetting import vetter
 from podrun.private_apis.jax import (
@@ -165,6 +166,7 @@ class PieceCache:
             if dense is not None:
                 return self._dense_piece(key, computation, dense, lowered)
             lowered = _lower(key, computation, donated, in_place, 1)[0]
+        rounds = rewrite_roundings(lowered, available)
         calls = rewrite_convolutions(lowered, WORTH_COMPILING, SHARED_BY if shared else 1)
         if calls:
             simplify_sums(stablehlo(lowered))
@@ -173,7 +175,7 @@ class PieceCache:
         with self._kept.first_on_host(key), noted_entries() as entries:
             call = _compile(lowered, computation.name)
         if plain and len(entries) == 1 and not failed_to_load():
-            note = _note(lowered, shared, in_place, placed, library=bool(calls or products))
+            note = _note(lowered, shared, in_place, placed, library=bool(calls or products or rounds))
             if note is not None:
                 self._kept.note(key, note, entries[0])
         if shared:

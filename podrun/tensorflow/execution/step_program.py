@@ -50,7 +50,7 @@ from podrun.tensorflow.graph.builder import ASSERTIONS, GraphBuilder, ProgramFac
 from podrun.tensorflow.graph.differentiation import trimmed
 from podrun.tensorflow.graph.importer import Importer
 from podrun.tensorflow.graph.replica_equality import equal_variables
-from podrun.tensorflow.operators.table import HalfPrecision, TensorFlowOperators
+from podrun.tensorflow.operators.table import TensorFlowOperators
 
 _ = tensor_lists
 MOST_AT_ONCE = 256
@@ -297,7 +297,7 @@ class StepProgram:
             self._held(values),
             dict(self.feed_types),
         )
-        operators = TensorFlowOperators(HalfPrecision(DEVICES.nan_on_overflow))
+        operators = TensorFlowOperators(DEVICES.nan_on_overflow)
         model = Model(graph, operators, updates=tuple(self.step.written.values()), shared=self.shared())
         anchors = {name: Returned(Retrieval.FINAL) for name in self.step.results}
         anchors |= {name: Returned(Retrieval.ALL) for name in self.outfed}

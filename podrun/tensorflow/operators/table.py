@@ -7,19 +7,17 @@ numbers. Functions are registered by the modules of this room (`computes`).
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
-
-import numpy as np
 
 from podrun.core.errors import UnimplementedError
 from podrun.core.quick_dataclass import dataclass
 from podrun.runtime.graph import Node
 from podrun.runtime.operators import Context, Operator, OperatorFunction
 from podrun.tensorflow.graph.builder import DOMAIN
+from podrun.tensorflow.operators.overflow import HalfPrecision
 
 Array = Any
 """An array of JAX, or of NumPy where an operation folds: no type of either library has what both offer."""
@@ -75,61 +73,6 @@ EXACT = frozenset({
 """Operations that make no value greater than they are given, or whose parts are looked at one by one."""
 
 
-@dataclass(frozen=True, slots=True)
-class HalfPrecision:
-    """What becomes of halves that overflow: the largest finite ones, or NaN (``nan_on_overflow``). A division of a half
-    by zero gives NaN in both cases. Source: the SDK's tests of floating-point control.
-    """
-
-    nan_on_overflow: bool = False
-
-    def results(self, node: Node, inputs: Sequence[Array], results: Array) -> Array:
-        """The results of an operation in the form that an IPU gives them."""
-        single = not isinstance(results, tuple)
-        values = [self._value(node, inputs, r) for r in ((results,) if single else results)]
-        return values[0] if single else tuple(values)
-
-    def _value(self, node: Node, inputs: Sequence[Array], value: Array) -> Array:
-        import jax.numpy as jnp
-
-        if not _is_float16(value):
-            return value
-        value = _clipped(value, self.nan_on_overflow)
-        if node.op_type in ("RealDiv", "Div"):
-            value = jnp.where(inputs[1] == 0, jnp.asarray(np.nan, jnp.float16), value)
-        return value
-
-    def passed(self, value: Array) -> Array:
-        """``value``, where gradients of halves that overflow on their way back become what other halves become."""
-        return _with_clipped_gradient(self.nan_on_overflow)(value) if _is_float16(value) else value
-
-
-def _is_float16(value: Array) -> bool:
-    """Whether a value is computed on the device, in halves."""
-    return getattr(value, "dtype", None) == np.float16 and not isinstance(value, np.ndarray)
-
-
-def _clipped(value: Array, nan_on_overflow: bool) -> Array:
-    import jax.numpy as jnp
-
-    most = jnp.asarray(np.finfo(np.float16).max, jnp.float16)
-    limit = jnp.asarray(np.nan, jnp.float16) if nan_on_overflow else jnp.sign(value) * most
-    return jnp.where(jnp.isinf(value), limit, value)
-
-
-@functools.cache
-def _with_clipped_gradient(nan_on_overflow: bool) -> Callable[[Array], Array]:
-    """A function that gives its argument, and clips the gradient."""
-    import jax
-
-    @jax.custom_vjp
-    def same(value: Array) -> Array:
-        return value
-
-    same.defvjp(lambda value: (value, None), lambda _, gradient: (_clipped(gradient, nan_on_overflow),))
-    return same
-
-
 _FOR_GRADIENTS = ContextVar("_FOR_GRADIENTS", default=False)
 """Whether this thread traces the forward pass of a gradient."""
 
@@ -153,8 +96,8 @@ def load_table() -> None:
 class TensorFlowOperators:
     """`podrun.runtime.operators.OperatorTable` of operations of TensorFlow."""
 
-    def __init__(self, halves: HalfPrecision = HalfPrecision()) -> None:
-        self.halves = halves
+    def __init__(self, nan_on_overflow: bool = False) -> None:
+        self.halves = HalfPrecision(nan_on_overflow)
         load_table()
 
     def lookup(self, node: Node) -> Operator:

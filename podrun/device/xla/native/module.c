@@ -334,6 +334,7 @@ static PyMethodDef functions[] = {
 extern PyMethodDef product_functions[]; /* product_calls.c */
 extern PyMethodDef update_functions[];  /* updates.c */
 extern PyMethodDef dense_functions[];   /* dense.c */
+extern PyMethodDef rounding_functions[]; /* rounding.c */
 
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT,
@@ -348,7 +349,7 @@ PyInit__onednn(void)
 {
     PyObject *made = PyModule_Create(&definition);
     if (made && (PyModule_AddFunctions(made, product_functions) || PyModule_AddFunctions(made, update_functions) ||
-                 PyModule_AddFunctions(made, dense_functions)))
+                 PyModule_AddFunctions(made, dense_functions) || PyModule_AddFunctions(made, rounding_functions)))
         Py_CLEAR(made);
     const struct {
         const char *name;

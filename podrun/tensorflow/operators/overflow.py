@@ -1,0 +1,115 @@
+"""Halves that overflow, as an IPU gives them: the greatest finite ones, or NaN.
+
+Every result of an operation and every gradient passes here, hundreds in a program. So both are primitives of JAX, one
+equation each, which are traced quickly; and the compiler drops those whose operand was clipped before
+(`podrun.compiler.jaxprs.without_repeated_clips`).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from podrun.core.names import CLIPPED
+from podrun.core.quick_dataclass import dataclass
+from podrun.private_apis.jax import TracedPrimitive, new_primitive
+from podrun.runtime.graph import Node
+
+Array = Any
+"""An array of JAX, or of NumPy where an operation folds."""
+
+
+@dataclass(frozen=True, slots=True)
+class HalfPrecision:
+    """What becomes of halves that overflow: the largest finite ones, or NaN (``nan_on_overflow``). A division of a half
+    by zero gives NaN in both cases. Source: the SDK's tests of floating-point control.
+    """
+
+    nan_on_overflow: bool = False
+
+    def results(self, node: Node, inputs: Sequence[Array], results: Array) -> Array:
+        """The results of an operation in the form that an IPU gives them."""
+        single = not isinstance(results, tuple)
+        values = [self._value(node, inputs, r) for r in ((results,) if single else results)]
+        return values[0] if single else tuple(values)
+
+    def _value(self, node: Node, inputs: Sequence[Array], value: Array) -> Array:
+        import jax.numpy as jnp
+
+        if not _is_float16(value):
+            return value
+        value = _primitives()[0].bind(value, nan_on_overflow=self.nan_on_overflow)
+        if node.op_type in ("RealDiv", "Div"):
+            value = jnp.where(inputs[1] == 0, jnp.asarray(np.nan, jnp.float16), value)
+        return value
+
+    def passed(self, value: Array) -> Array:
+        """``value``, where gradients of halves that overflow on their way back become what other halves become."""
+        if not _is_float16(value):
+            return value
+        return _primitives()[1].bind(value, nan_on_overflow=self.nan_on_overflow)
+
+
+def _is_float16(value: Array) -> bool:
+    """Whether a value is computed on the device, in halves."""
+    return getattr(value, "dtype", None) == np.float16 and not isinstance(value, np.ndarray)
+
+
+def _clipped(value: Array, *, nan_on_overflow: bool) -> Array:
+    """``value``, halves or float32 on their grid, with NaN or the greatest half in place of infinities."""
+    from jax import lax
+
+    if nan_on_overflow:
+        return lax.select(_is_infinite(value), lax.full_like(value, np.nan), value)
+    most = np.finfo(np.float16).max.astype(value.dtype)
+    return lax.clamp(-most, value, most)
+
+
+def _is_infinite(value: Array) -> Array:
+    from jax import lax
+
+    return lax.eq(lax.abs(value), np.asarray(np.inf, value.dtype))
+
+
+@functools.cache
+def _primitives() -> tuple[TracedPrimitive, TracedPrimitive]:
+    """One that clips a value, and one that gives it and clips its gradient."""
+    from jax import lax
+    from jax.core import ShapedArray
+    from jax.interpreters import ad, batching, mlir
+
+    clip_p, pass_p = new_primitive(CLIPPED), new_primitive("with_clipped_gradient")
+
+    def slope(
+        values: Sequence[Array], tangents: Sequence[Array], *, nan_on_overflow: bool
+    ) -> tuple[Array, Array]:
+        (value,), (tangent,) = values, tangents
+        if not isinstance(tangent, ad.Zero):  # An infinity's is 0.
+            tangent = lax.select(_is_infinite(value), lax.full_like(tangent, 0), tangent)
+        return clip_p.bind(value, nan_on_overflow=nan_on_overflow), tangent
+
+    def passed(
+        values: Sequence[Array], tangents: Sequence[Array], *, nan_on_overflow: bool
+    ) -> tuple[Array, Array]:
+        (tangent,) = tangents
+        zero = isinstance(tangent, ad.Zero)
+        return values[0], tangent if zero else pass_p.bind(tangent, nan_on_overflow=nan_on_overflow)
+
+    def transposed(gradient: Array, value: Array, *, nan_on_overflow: bool) -> list[Array]:
+        zero = isinstance(gradient, ad.Zero)
+        return [gradient if zero else clip_p.bind(gradient, nan_on_overflow=nan_on_overflow)]
+
+    for primitive, function, rule in (
+        (clip_p, _clipped, slope),
+        (pass_p, lambda value, *, nan_on_overflow: value, passed),
+    ):
+        primitive.def_abstract_eval(lambda value, *, nan_on_overflow: ShapedArray(value.shape, value.dtype))
+        primitive.def_impl(function)
+        ad.primitive_jvps[primitive] = rule
+        batching.defvectorized(primitive)
+        mlir.register_lowering(primitive, mlir.lower_fun(function, multiple_results=False))
+    ad.primitive_transposes[pass_p] = transposed
+    return clip_p, pass_p

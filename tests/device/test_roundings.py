@@ -1,0 +1,135 @@
+"""Stochastic rounding in native code: the bits of the formula, whatever the processor, the shape and the batch."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from podrun.compiler import grid_rounding, stochastic
+from podrun.core.names import ROUNDING
+from podrun.device.xla import convolutions
+from podrun.device.xla.pieces import COMPILER_OPTIONS
+from podrun.device.xla.roundings import ROUNDING_TARGET, rewrite_roundings
+
+native: Any = importlib.import_module("podrun.device.xla._onednn") if convolutions.available() else None
+pytestmark = pytest.mark.skipif(native is None, reason="podrun's C module is not built")
+LARGE = 150_000
+"""More elements than one part of a call has."""
+FloatArray = np.ndarray[Any, np.dtype[np.float32]]
+
+
+def numbers(*shape: int) -> FloatArray:
+    """float32 of every kind: any bits at all, numbers about the range of the halves, and what lies at its ends."""
+    generator = np.random.default_rng(3)
+    any_bits = generator.integers(0, 1 << 32, shape, dtype=np.uint32).view(np.float32)
+    near = generator.standard_normal(shape) * np.exp2(generator.uniform(-30, 20, shape))
+    ends = generator.choice(
+        np.float32([0, -0.0, 65504, 65519, 65520, 65536, np.inf, -np.inf, 6e-8, -1e-40]), shape
+    )
+    return np.choose(generator.integers(0, 3, shape), [any_bits, near.astype(np.float32), ends]).astype(
+        np.float32
+    )
+
+
+def states(*shape: int) -> Any:
+    return np.random.default_rng(4).integers(0, 1 << 32, (*shape, 2), dtype=np.uint32)
+
+
+def computed(
+    function: Callable[..., Any], *operands: Any, by_native: bool
+) -> tuple[np.ndarray[Any, Any], str]:
+    """The bits of a function's result and its program after rewriting."""
+    lowered = jax.jit(lambda *values: function(*values)).lower(*operands)
+    count = rewrite_roundings(lowered, lambda: by_native)
+    assert count == (by_native and 1)
+    compiled: Any = lowered.compile(compiler_options=dict(COMPILER_OPTIONS))  # type: ignore[arg-type]
+    return np.asarray(compiled(*operands)).view(np.uint32), lowered.as_text()
+
+
+def by_row(value: Any, state: Any) -> Any:
+    """Rounded with a row inside of a table."""
+    return grid_rounding.rounded(value, *stochastic.Places(state, 20).of_result(7, 0))
+
+
+CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+    "a number": (grid_rounding.on_grid, (numbers(), states())),
+    "a few": (grid_rounding.on_grid, (numbers(7, 5), states())),
+    "many": (grid_rounding.on_grid, (numbers(LARGE), states())),
+    "a batch": (jax.vmap(grid_rounding.on_grid), (numbers(6, 7, 5), states(6))),
+    "a batch inside": (jax.vmap(grid_rounding.on_grid, (1, 0), 1), (numbers(7, 6, 5), states(6))),
+    "one value": (jax.vmap(grid_rounding.on_grid, (None, 0)), (numbers(7, 5), states(6))),
+    "one state": (jax.vmap(grid_rounding.on_grid, (0, None)), (numbers(6, 7), states())),
+    "two batches": (jax.vmap(jax.vmap(grid_rounding.on_grid)), (numbers(2, 3, 7), states(2, 3))),
+    "large batches": (jax.vmap(grid_rounding.on_grid), (numbers(3, LARGE // 2), states(3))),
+    "rows of tables": (jax.vmap(by_row), (numbers(6, 7, 5), states(6))),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_native_code_gives_the_bits_of_the_formula(case: str) -> None:
+    function, operands = CASES[case]
+    bits, text = computed(function, *operands, by_native=True)
+    assert ROUNDING_TARGET in text
+    assert ROUNDING not in text
+    plain, text = computed(function, *operands, by_native=False)
+    assert "inlineable" in text
+    np.testing.assert_array_equal(bits, plain)
+
+
+@pytest.fixture
+def any_level() -> Iterator[Callable[[int], int]]:
+    yield native.rounding_level
+    native.rounding_level(2)
+
+
+def test_every_instruction_set_gives_the_same_bits(any_level: Callable[[int], int]) -> None:
+    best = any_level(2)
+    operands = numbers(5, 1001), states(5)
+    function = jax.vmap(grid_rounding.on_grid)
+    right, _ = computed(function, *operands, by_native=False)
+    for level in range(best + 1):
+        assert any_level(level) == level
+        np.testing.assert_array_equal(computed(function, *operands, by_native=True)[0], right)
+
+
+def test_a_batch_rounds_each_as_if_it_were_alone() -> None:
+    values, of_each = numbers(4, 9), states(4)
+    together = jax.vmap(grid_rounding.on_grid)(values, of_each)
+    for value, state, rounded in zip(values, of_each, together, strict=True):
+        np.testing.assert_array_equal(grid_rounding.on_grid(value, state), rounded)
+
+
+def test_programs_without_roundings_ask_for_nothing() -> None:
+    lowered = jax.jit(lambda x: x + 1).lower(numbers(3))
+    assert rewrite_roundings(lowered, lambda: pytest.fail("it asked for the module")) == 0
+
+
+def test_a_function_of_that_name_with_other_types_stays() -> None:
+    def other(value: Any, table: Any, row: Any) -> Any:
+        return value + table.sum() + row
+
+    other.__name__ = ROUNDING
+    called = jax.jit(other)
+    lowered = jax.jit(lambda *v: called(*v) * 2).lower(numbers(3), np.zeros((4, 3), np.uint32), np.int32(0))
+    assert f"call @{ROUNDING}" in lowered.as_text()
+    assert rewrite_roundings(lowered, lambda: True) == 0
+
+
+def test_a_call_whose_numbers_do_not_fit_is_refused() -> None:
+    value, table = numbers(8), states(3)
+
+    def call(*sizes: int) -> Any:
+        kind = jax.ShapeDtypeStruct(value.shape, np.float32)
+        made = jax.ffi.ffi_call(ROUNDING_TARGET, kind)
+        return jax.jit(lambda v, t: made(v, t, np.int32(2), numbers=np.array(sizes, np.int64)))(value, table)
+
+    right = computed(lambda v, t: grid_rounding.on_grid(v, t[2]), value, table, by_native=False)[0]
+    np.testing.assert_array_equal(np.asarray(call(8, 1, 3)).view(np.uint32), right)
+    for wrong in ((8, 1, 4), (4, 2, 3), (9, 1, 3), (0, 1, 3), (8, 1), (8, -1, 3), (1 << 40, 1, 3)):
+        with pytest.raises(jax.errors.JaxRuntimeError, match="podrun_rounding"):
+            call(*wrong)
