@@ -214,11 +214,52 @@ def test_a_loss_function_of_sequences_gets_all_steps_in_a_row() -> None:
             sequence_loss(*values)
 
 
-def test_a_decoder_needs_to_know_its_steps() -> None:
+def test_a_decoder_on_the_host_finds_its_steps_out() -> None:
+    """The length of what it is taught too, where the program says neither."""
+    import tensorflow as tf
+
+    from podrun.tensorflow.sdk.sequence_decoding import BasicSequenceDecoder, TeacherForcing, dynamic_decode
+
+    inputs = np.array([[[3], [0], [2]], [[1], [4], [0]]], np.float32)
+
+    def build(v1):
+        unknown = v1.placeholder_with_default(inputs, [2, None, 1])
+        return dynamic_decode(
+            BasicSequenceDecoder(counting_cell(v1), TeacherForcing(unknown, [3, 2]), tf.zeros([2, 1]))
+        )
+
+    (outputs, _, lengths), _ = session_values(build)
+    np.testing.assert_array_equal(outputs.sample_id[0], [4, 1, 3])
+    np.testing.assert_array_equal(outputs.sample_id[1, :2], [2, 5])
+    np.testing.assert_array_equal(lengths, [3, 2])
+
+
+def test_keys_and_values_of_attention_may_be_the_programs() -> None:
+    from podrun.tensorflow.sdk.sequence_attention import ProductAttention
+
+    def build(v1):
+        attention = ProductAttention(
+            6, MEMORY, custom_key_value_fn=lambda keys, values: (2.0 * keys, -values)
+        )
+        return attention(QUERY)[0], attention.values
+
+    (weights, values), own = session_values(build)
+    keys = 2.0 * MEMORY @ own["memory_layer/kernel"]
+    np.testing.assert_allclose(weights, softmax(np.einsum("bd,btd->bt", QUERY, keys)), atol=1e-6)
+    np.testing.assert_array_equal(values, -MEMORY)
+
+
+def test_a_decoder_needs_to_know_its_steps(ipu: Any) -> None:
+    import tensorflow as tf
+
     from podrun.tensorflow.sdk.sequence_decoding import SequenceDecoder, dynamic_decode
 
-    with pytest.raises(ValueError, match="maximum_iterations is required for XLA compilation"):
-        dynamic_decode(SequenceDecoder())
+    with (
+        tf.Graph().as_default(),
+        ipu.scopes.ipu_scope("/device:IPU:0"),
+        pytest.raises(ValueError, match="maximum_iterations is required for XLA compilation"),
+    ):
+        ipu.ipu_compiler.compile(lambda: dynamic_decode(SequenceDecoder())[2], [])
     with pytest.raises(TypeError, match="Expected decoder to be type Decoder"):
         dynamic_decode(object())
 

@@ -13,6 +13,8 @@ from typing import NamedTuple
 import tensorflow as tf
 
 _v1 = tf.compat.v1
+KeysAndValues = Callable[[tf.Tensor, tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
+"""A function of a program that makes keys and values of a mechanism's own."""
 
 
 class MemoryAttention:
@@ -30,6 +32,7 @@ class MemoryAttention:
         probability_fn: Callable[[tf.Tensor], tf.Tensor] | None = None,
         score_mask_value: float | None = None,
         dtype: tf.DType = tf.float32,
+        custom_key_value_fn: KeysAndValues | None = None,
     ) -> None:
         self._num_units, self.dtype = num_units, dtype
         self._probability_fn = probability_fn or tf.nn.softmax
@@ -41,8 +44,10 @@ class MemoryAttention:
             values *= tf.cast(self._mask, values.dtype)[:, :, tf.newaxis]
         self.memory_layer = _v1.layers.Dense(num_units, use_bias=False, name="memory_layer", dtype=dtype)
         self.values, self.keys = values, self.memory_layer(values)
+        if custom_key_value_fn is not None:
+            self.keys, self.values = custom_key_value_fn(self.keys, self.values)
         self.batch_size = values.shape[0]
-        self.alignments_size = self.state_size = values.shape[1]
+        self.alignments_size = self.state_size = self.keys.shape[1]
 
     def score(self, query: tf.Tensor) -> tf.Tensor:
         """The score of each step of the memory: ``[batch, time]``."""
@@ -77,9 +82,18 @@ class ProductAttention(MemoryAttention):
         probability_fn: Callable[[tf.Tensor], tf.Tensor] | None = None,
         score_mask_value: float | None = None,
         dtype: tf.DType = tf.float32,
+        custom_key_value_fn: KeysAndValues | None = None,
         name: str = "LuongAttention",
     ) -> None:
-        super().__init__(num_units, memory, memory_sequence_length, probability_fn, score_mask_value, dtype)
+        super().__init__(
+            num_units,
+            memory,
+            memory_sequence_length,
+            probability_fn,
+            score_mask_value,
+            dtype,
+            custom_key_value_fn,
+        )
         self._scale = scale
 
     def score(self, query: tf.Tensor) -> tf.Tensor:
@@ -108,9 +122,18 @@ class AdditiveAttention(MemoryAttention):
         probability_fn: Callable[[tf.Tensor], tf.Tensor] | None = None,
         score_mask_value: float | None = None,
         dtype: tf.DType = tf.float32,
+        custom_key_value_fn: KeysAndValues | None = None,
         name: str = "BahdanauAttention",
     ) -> None:
-        super().__init__(num_units, memory, memory_sequence_length, probability_fn, score_mask_value, dtype)
+        super().__init__(
+            num_units,
+            memory,
+            memory_sequence_length,
+            probability_fn,
+            score_mask_value,
+            dtype,
+            custom_key_value_fn,
+        )
         self.query_layer = _v1.layers.Dense(num_units, use_bias=False, name="query_layer", dtype=dtype)
         self._normalize = normalize
 

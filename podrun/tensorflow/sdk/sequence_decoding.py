@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from podrun.tensorflow.capture.program_graphs import in_program
+
 _v1 = tf.compat.v1
 Structure = object
 """A tensor, or tuples of tensors in one another."""
@@ -134,13 +136,15 @@ class TeacherForcing(SequenceHelper):
             x if time_major else _exchanged(x) for x in map(tf.convert_to_tensor, tf.nest.flatten(inputs))
         ]
         arrays = [
-            tf.TensorArray(x.dtype, x.shape[0], element_shape=x.shape[1:], clear_after_read=False).unstack(x)
+            tf.TensorArray(x.dtype, _length_of(x), element_shape=x.shape[1:], clear_after_read=False).unstack(
+                x
+            )
             for x in steps
         ]
         self._inputs = inputs
         self._input_tas = tf.nest.pack_sequence_as(inputs, arrays)
         self._sequence_length = tf.convert_to_tensor(sequence_length, tf.int32)
-        self._last_step = int(steps[0].shape[0]) - 1
+        self._last_step = _length_of(steps[0]) - 1
         self.batch_size = self._sequence_length.shape[0]
 
     def _read(self, time: object) -> Structure:
@@ -235,25 +239,27 @@ def dynamic_decode(
     """Run a decoder until all sequences are finished, at most ``maximum_iterations`` steps: the results of all steps,
     the last state, and the steps of each sequence. Steps that were not run give zeros.
 
-    TypeError for no decoder; ValueError, as in contrib, without a constant ``maximum_iterations``, which decides the
-    shape of the results.
+    TypeError for no decoder; ValueError, as in contrib, in a program without a constant ``maximum_iterations``, which
+    decides the shape of the results.
     """
     if not isinstance(decoder, SequenceDecoder):
         raise TypeError(f"Expected decoder to be type Decoder, but saw: {type(decoder)}")
     steps = None if maximum_iterations is None else tf.get_static_value(maximum_iterations)
-    if steps is None:
+    if steps is None and (in_program() or maximum_iterations is not None):
         raise ValueError(
             "maximum_iterations is required for XLA compilation. Say how many steps there are at most, which decides "
             "the shape of the results: dynamic_decode(decoder, maximum_iterations=20)"
         )
     with _v1.variable_scope(scope, "decoder"):
-        return _DecodingLoop(decoder, int(steps), impute_finished).run(output_time_major)
+        return _DecodingLoop(decoder, steps if steps is None else int(steps), impute_finished).run(
+            output_time_major
+        )
 
 
 class _DecodingLoop:
     """The ``tf.while_loop`` of `dynamic_decode`: its body, and the arrays that collect results."""
 
-    def __init__(self, decoder: SequenceDecoder, steps: int, impute: bool) -> None:
+    def __init__(self, decoder: SequenceDecoder, steps: int | None, impute: bool) -> None:
         self.decoder, self.steps, self.impute = decoder, steps, impute
 
     def run(self, time_major: bool) -> tuple[Structure, Structure, tf.Tensor]:
@@ -263,7 +269,10 @@ class _DecodingLoop:
         batch = self.decoder.batch_size  # type: ignore[attr-defined]
         arrays = [
             tf.TensorArray(
-                d, size=self.steps, element_shape=tf.TensorShape([batch]).concatenate(tf.TensorShape(s))
+                d,
+                size=self.steps or 0,
+                dynamic_size=self.steps is None,
+                element_shape=tf.TensorShape([batch]).concatenate(tf.TensorShape(s)),
             )
             for s, d in zip(tf.nest.flatten(size), tf.nest.flatten(kind), strict=True)
         ]
@@ -303,6 +312,11 @@ class _DecodingLoop:
             )
         arrays = tf.nest.map_structure(lambda array, value: array.write(time, value), arrays, outputs)
         return time + 1, arrays, next_state, inputs, ended, lengths
+
+
+def _length_of(x: tf.Tensor) -> int | tf.Tensor:
+    """The size of the first axis, which on the host may be found out as late as in a run."""
+    return tf.shape(x)[0] if x.shape[0] is None else int(x.shape[0])
 
 
 def _exchanged(x: tf.Tensor) -> tf.Tensor:

@@ -1,0 +1,200 @@
+"""``tf.contrib.seq2seq``: a decoder that keeps the likeliest sequences, its beams, of which each step makes new ones.
+
+A score is the logarithm of a sequence's probability, divided by ``((5 + length) / 6) ** length_penalty_weight``. Source:
+the documentation of TensorFlow 1.15, and arXiv:1609.08144.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from podrun.tensorflow.sdk.sequence_decoding import SequenceDecoder, Structure
+
+_v1 = tf.compat.v1
+
+
+class BeamStep(NamedTuple):
+    """``BeamSearchDecoderOutput``: what a step gives for each beam, ``[batch, beams]`` each."""
+
+    scores: tf.Tensor
+    predicted_ids: tf.Tensor
+    parent_ids: tf.Tensor
+
+
+class BeamState(NamedTuple):
+    """``BeamSearchDecoderState``: the cell's state ``[batch, beams, ...]``, and what is known of each beam."""
+
+    cell_state: Structure
+    log_probs: tf.Tensor
+    finished: tf.Tensor
+    lengths: tf.Tensor
+    accumulated_attention_probs: Structure
+
+
+class DecodedBeams(NamedTuple):
+    """``FinalBeamSearchDecoderOutput``: the symbols ``[time, batch, beams]``, the likeliest beam first."""
+
+    predicted_ids: tf.Tensor
+    beam_search_decoder_output: BeamStep
+
+
+def tile_batch(t: Structure, multiplier: int, name: str | None = None) -> Structure:
+    """Each row of the tensors ``multiplier`` times in a row; what has no rows stays."""
+    return tf.nest.map_structure(lambda x: tf.repeat(x, multiplier, 0) if x.shape.rank else x, t)
+
+
+class BeamSearch(SequenceDecoder):
+    """``BeamSearchDecoder``. ``initial_state`` has a row for each beam (`tile_batch`). ValueError for start symbols that
+    are no vector, and an end symbol that is no scalar.
+    """
+
+    def __init__(
+        self,
+        cell: object,
+        embedding: tf.Tensor | Callable[[tf.Tensor], tf.Tensor],
+        start_tokens: object,
+        end_token: object,
+        initial_state: Structure,
+        beam_width: int,
+        output_layer: object | None = None,
+        length_penalty_weight: float = 0.0,
+        coverage_penalty_weight: float = 0.0,
+        reorder_tensor_arrays: bool = True,
+    ) -> None:
+        if coverage_penalty_weight:
+            raise NotImplementedError("podrun does not have coverage_penalty_weight: leave it out")
+        self._cell, self._output_layer = cell, output_layer
+        self._embedding_fn = embedding if callable(embedding) else lambda ids: tf.gather(embedding, ids)
+        self._start_tokens = tf.convert_to_tensor(start_tokens, tf.int32)
+        self._end_token = tf.convert_to_tensor(end_token, tf.int32)
+        if self._start_tokens.shape.rank != 1:
+            raise ValueError("start_tokens must be a vector")
+        if self._end_token.shape.rank != 0:
+            raise ValueError("end_token must be a scalar")
+        self.batch_size, self._beam_width = int(self._start_tokens.shape[0]), beam_width
+        self._length_penalty_weight = length_penalty_weight
+        self._dtype = tf.nest.flatten(initial_state)[0].dtype
+        self._initial_cell_state = tf.nest.map_structure(self._split, initial_state)
+        self._start_inputs = self._embedding_fn(tf.repeat(self._start_tokens[:, tf.newaxis], beam_width, 1))
+
+    @property
+    def tracks_own_finished(self) -> bool:
+        """True: beams change their places."""
+        return True
+
+    @property
+    def output_size(self) -> BeamStep:
+        """Shapes of a step's results, without the batch."""
+        return BeamStep(*[tf.TensorShape([self._beam_width])] * 3)
+
+    @property
+    def output_dtype(self) -> BeamStep:
+        """The dtypes of a step's results."""
+        return BeamStep(self._dtype, tf.int32, tf.int32)
+
+    def _split(self, x: tf.Tensor) -> tf.Tensor:
+        """``[batch, beams, ...]`` of ``[batch * beams, ...]``."""
+        return tf.reshape(x, [self.batch_size, self._beam_width, *x.shape[1:]]) if x.shape.rank else x
+
+    def _merged(self, x: tf.Tensor) -> tf.Tensor:
+        return tf.reshape(x, [self.batch_size * self._beam_width, *x.shape[2:]]) if x.shape.rank else x
+
+    def initialize(self, name: str | None = None) -> tuple[tf.Tensor, Structure, BeamState]:
+        """What is finished before the first step, its inputs and its state: the first beam of each sequence counts."""
+        first = tf.repeat([[0.0] + [-math.inf] * (self._beam_width - 1)], self.batch_size, 0)
+        finished = tf.math.is_inf(first)
+        lengths = tf.zeros_like(first, tf.int32)
+        state = BeamState(self._initial_cell_state, tf.cast(first, self._dtype), finished, lengths, ())
+        return finished, self._start_inputs, state
+
+    def step(
+        self, time: tf.Tensor, inputs: Structure, state: BeamState, name: str | None = None
+    ) -> tuple[BeamStep, BeamState, Structure, tf.Tensor]:
+        """A step: its results, the next state and inputs, and what is finished."""
+        with _v1.name_scope(name, "BeamSearchDecoderStep", (time, inputs, state)):
+            merged = tf.nest.map_structure(self._merged, (inputs, state.cell_state))
+            logits, cell_state = self._cell(*merged)  # type: ignore[operator]
+            if self._output_layer is not None:
+                logits = self._output_layer(logits)  # type: ignore[operator]
+            cell_state = tf.nest.map_structure(self._split, cell_state)
+            step, following = self._chosen_beams(self._split(logits), state, cell_state)
+            return step, following, self._embedding_fn(step.predicted_ids), following.finished
+
+    def _chosen_beams(
+        self, logits: tf.Tensor, state: BeamState, cell_state: Structure
+    ) -> tuple[BeamStep, BeamState]:
+        """The likeliest sequences of all that the beams make with one symbol more; finished ones stay."""
+        symbols = int(logits.shape[-1])
+        is_end = tf.equal(tf.range(symbols), self._end_token)
+        stays = tf.compat.v2.where(is_end, tf.constant(0.0, logits.dtype), tf.constant(-math.inf, logits.dtype))
+        finished = state.finished[..., tf.newaxis]
+        totals = state.log_probs[..., tf.newaxis] + tf.compat.v2.where(
+            finished, stays, tf.nn.log_softmax(logits)
+        )
+        longer = tf.cast(tf.logical_not(finished | is_end), tf.int32)
+        lengths = state.lengths[..., tf.newaxis] + longer
+        penalty = ((5.0 + tf.cast(lengths, totals.dtype)) / 6.0) ** self._length_penalty_weight
+        flat = [self.batch_size, self._beam_width * symbols]
+        scores, places = tf.math.top_k(tf.reshape(totals / penalty, flat), self._beam_width)
+        parents, words = places // symbols, places % symbols
+
+        def of_parents(x: tf.Tensor) -> tf.Tensor:
+            return tf.gather(x, parents, batch_dims=1) if x.shape.rank else x
+
+        before = of_parents(state.finished)
+        following = BeamState(
+            tf.nest.map_structure(of_parents, cell_state),
+            tf.gather(tf.reshape(totals, flat), places, batch_dims=1),
+            before | tf.equal(words, self._end_token),
+            of_parents(state.lengths) + tf.cast(tf.logical_not(before), tf.int32),
+            (),
+        )
+        return BeamStep(scores, words, parents), following
+
+    def finalize(
+        self, outputs: BeamStep, final_state: BeamState, sequence_lengths: tf.Tensor
+    ) -> tuple[DecodedBeams, BeamState]:
+        """The symbols of each beam, with end symbols behind the first one."""
+        longest = tf.reduce_max(final_state.lengths, 1)[:, tf.newaxis]
+        ids = traced_beams(outputs.predicted_ids, outputs.parent_ids, longest, self._end_token)
+        return DecodedBeams(ids, outputs), final_state
+
+
+def traced_beams(ids: tf.Tensor, parents: tf.Tensor, lengths: tf.Tensor, end_token: tf.Tensor) -> tf.Tensor:
+    """The symbols of the beams of the last step, from that step back to the first: ``[time, batch, beams]``, with end
+    symbols behind ``lengths`` ``[batch, 1]`` and behind the first end symbol.
+    """
+    steps = tf.shape(ids)[0] if ids.shape[0] is None else int(ids.shape[0])
+    written = tf.TensorArray(tf.int32, steps, element_shape=ids.shape[1:])
+    start = tf.zeros_like(parents[0]) + tf.range(int(ids.shape[2]))
+
+    def back(
+        count: tf.Tensor, beams: tf.Tensor, array: tf.TensorArray
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.TensorArray]:
+        time = steps - 1 - count
+        within = time < lengths
+        symbols = tf.compat.v2.where(within, tf.gather(ids[time], beams, batch_dims=1), end_token)
+        earlier = tf.compat.v2.where(within, tf.gather(parents[time], beams, batch_dims=1), beams)
+        return count + 1, earlier, array.write(time, symbols)
+
+    maximum = steps if isinstance(steps, int) else None
+    *_, written = _v1.while_loop(
+        lambda count, *_: count < steps, back, [tf.constant(0), start, written], maximum_iterations=maximum
+    )
+    traced = written.stack()
+    ended = tf.cumsum(tf.cast(tf.equal(traced, end_token), tf.int32), 0, exclusive=True) > 0
+    return tf.compat.v2.where(ended, end_token, traced)
+
+
+BEAM_NAMES = {
+    "BeamSearchDecoder": BeamSearch,
+    "BeamSearchDecoderOutput": BeamStep,
+    "BeamSearchDecoderState": BeamState,
+    "FinalBeamSearchDecoderOutput": DecodedBeams,
+    "tile_batch": tile_batch,
+}
+"""Names of contrib -> classes and functions."""
