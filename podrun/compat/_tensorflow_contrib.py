@@ -125,7 +125,7 @@ def contrib_module(version_1: Any) -> types.ModuleType:
             raise MissingPartError(missing_part(name))
         names = _names(version_1)
         if name == "seq2seq":
-            decoding = importlib.import_module("podrun.tensorflow.sdk.sequence_decoding")
+            decoding = importlib.import_module("podrun.tensorflow.sdk.sequence_beams")
             names[name] = decoding.sequence_names()
         if name not in parts:
             parts[name] = types.ModuleType(f"tensorflow.contrib.{name}")

@@ -131,6 +131,72 @@ def test_a_decoder_that_is_taught_reads_the_inputs() -> None:
     np.testing.assert_array_equal(lengths, [3, 2])
 
 
+def likeliest(
+    table: np.ndarray, beams: int, steps: int, weight: float
+) -> list[tuple[tuple[int, ...], float]]:
+    """Sequences that start behind 0 and end with the last symbol, by ``table[last, next]``, with their logarithms."""
+    symbols = table.shape[1]
+    logarithms = np.log(softmax(table.astype(np.float64)))
+    kept: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
+    for _ in range(steps):
+        longer = []
+        for sequence, total in kept:
+            last = sequence[-1] if sequence else 0
+            if last == symbols - 1:
+                longer.append(((*sequence, last), total))
+            else:
+                longer += [((*sequence, s), total + logarithms[last, s]) for s in range(symbols)]
+
+        def score(entry: tuple[tuple[int, ...], float]) -> float:
+            length = sum(s != symbols - 1 for s in entry[0])
+            length += (
+                max(sum(s == symbols - 1 for s in entry[0]) - 1, 0) > 0
+            )  # The end counts once it is behind.
+            return float(entry[1] / ((5 + length) / 6) ** weight)
+
+        kept = sorted(longer, key=score, reverse=True)[:beams]
+    return kept
+
+
+@pytest.mark.parametrize(("weight", "on_ipu"), [(0.0, False), (1.0, True)])
+def test_beams_are_the_likeliest_sequences(ipu: Any, weight: float, on_ipu: bool) -> None:
+    import tensorflow as tf
+
+    from podrun.tensorflow.sdk.sequence_beams import BeamSearch, tile_batch
+    from podrun.tensorflow.sdk.sequence_decoding import dynamic_decode
+
+    tables = np.random.RandomState(0).randn(2, 5, 5).astype(np.float32) * 1.5
+    v1 = tf.compat.v1
+
+    class Looking(v1.nn.rnn_cell.RNNCell):  # type: ignore[misc, name-defined]
+        """The row of a table that the input, a one-hot, chooses."""
+
+        output_size = 5
+        state_size = 25
+
+        def call(self, inputs, state):
+            return tf.squeeze(inputs[:, tf.newaxis] @ tf.reshape(state, [-1, 5, 5]), 1), state
+
+    def decoded() -> Any:
+        state = tile_batch(tf.constant(tables.reshape(2, 25)), 3)
+        decoder = BeamSearch(
+            Looking(), lambda ids: tf.one_hot(ids, 5), [0, 0], 4, state, 3, length_penalty_weight=weight
+        )
+        outputs, last, _ = dynamic_decode(decoder, maximum_iterations=4)
+        return outputs.predicted_ids, last.log_probs
+
+    with tf.Graph().as_default(), v1.Session() as session:
+        if on_ipu:
+            with ipu.scopes.ipu_scope("/device:IPU:0"):
+                results = session.run(ipu.ipu_compiler.compile(decoded, []))
+        else:
+            results = session.run(decoded())
+    for table, symbols, totals in zip(tables, *results, strict=True):
+        expected = likeliest(table, 3, 4, weight)
+        assert [tuple(column) for column in symbols.T] == [sequence for sequence, _ in expected]
+        np.testing.assert_allclose(totals, [total for _, total in expected], rtol=1e-5)
+
+
 def test_drawn_samples_have_the_probabilities_of_the_outputs() -> None:
     from podrun.tensorflow.sdk.sequence_decoding import DrawnSamples
 

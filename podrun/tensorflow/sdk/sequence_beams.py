@@ -1,18 +1,30 @@
 """``tf.contrib.seq2seq``: a decoder that keeps the likeliest sequences, its beams, of which each step makes new ones.
 
-A score is the logarithm of a sequence's probability, divided by ``((5 + length) / 6) ** length_penalty_weight``. Source:
-the documentation of TensorFlow 1.15, and arXiv:1609.08144.
+A score is the logarithm of a sequence's probability, divided by ``((5 + length) / 6) ** length_penalty_weight``.
+Source: the documentation of TensorFlow 1.15, and arXiv:1609.08144.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import tensorflow as tf
 
-from podrun.tensorflow.sdk.sequence_decoding import SequenceDecoder, Structure
+from podrun.tensorflow.sdk import sequence_attention
+from podrun.tensorflow.sdk.sequence_decoding import (
+    BasicSequenceDecoder,
+    DecoderStep,
+    DrawnSamples,
+    OwnSamples,
+    SequenceDecoder,
+    SequenceHelper,
+    Structure,
+    TeacherForcing,
+    dynamic_decode,
+    sequence_loss,
+)
 
 _v1 = tf.compat.v1
 
@@ -48,8 +60,8 @@ def tile_batch(t: Structure, multiplier: int, name: str | None = None) -> Struct
 
 
 class BeamSearch(SequenceDecoder):
-    """``BeamSearchDecoder``. ``initial_state`` has a row for each beam (`tile_batch`). ValueError for start symbols that
-    are no vector, and an end symbol that is no scalar.
+    """``BeamSearchDecoder``. ``initial_state`` has a row for each beam (`tile_batch`). ValueError for start symbols
+    that are no vector, and an end symbol that is no scalar.
     """
 
     def __init__(
@@ -130,7 +142,9 @@ class BeamSearch(SequenceDecoder):
         """The likeliest sequences of all that the beams make with one symbol more; finished ones stay."""
         symbols = int(logits.shape[-1])
         is_end = tf.equal(tf.range(symbols), self._end_token)
-        stays = tf.compat.v2.where(is_end, tf.constant(0.0, logits.dtype), tf.constant(-math.inf, logits.dtype))
+        stays = tf.compat.v2.where(
+            is_end, tf.constant(0.0, logits.dtype), tf.constant(-math.inf, logits.dtype)
+        )
         finished = state.finished[..., tf.newaxis]
         totals = state.log_probs[..., tf.newaxis] + tf.compat.v2.where(
             finished, stays, tf.nn.log_softmax(logits)
@@ -155,7 +169,7 @@ class BeamSearch(SequenceDecoder):
         )
         return BeamStep(scores, words, parents), following
 
-    def finalize(
+    def finalize(  # type: ignore[override]
         self, outputs: BeamStep, final_state: BeamState, sequence_lengths: tf.Tensor
     ) -> tuple[DecodedBeams, BeamState]:
         """The symbols of each beam, with end symbols behind the first one."""
@@ -183,18 +197,29 @@ def traced_beams(ids: tf.Tensor, parents: tf.Tensor, lengths: tf.Tensor, end_tok
 
     maximum = steps if isinstance(steps, int) else None
     *_, written = _v1.while_loop(
-        lambda count, *_: count < steps, back, [tf.constant(0), start, written], maximum_iterations=maximum
+        lambda count, *_: count < steps, back, (tf.constant(0), start, written), maximum_iterations=maximum
     )
     traced = written.stack()
     ended = tf.cumsum(tf.cast(tf.equal(traced, end_token), tf.int32), 0, exclusive=True) > 0
     return tf.compat.v2.where(ended, end_token, traced)
 
 
-BEAM_NAMES = {
-    "BeamSearchDecoder": BeamSearch,
-    "BeamSearchDecoderOutput": BeamStep,
-    "BeamSearchDecoderState": BeamState,
-    "FinalBeamSearchDecoderOutput": DecodedBeams,
-    "tile_batch": tile_batch,
-}
-"""Names of contrib -> classes and functions."""
+def sequence_names() -> Mapping[str, object]:
+    """Public name -> class or function of ``tf.contrib.seq2seq``."""
+    return {
+        "Decoder": SequenceDecoder,
+        "BasicDecoder": BasicSequenceDecoder,
+        "BasicDecoderOutput": DecoderStep,
+        "Helper": SequenceHelper,
+        "TrainingHelper": TeacherForcing,
+        "GreedyEmbeddingHelper": OwnSamples,
+        "SampleEmbeddingHelper": DrawnSamples,
+        "dynamic_decode": dynamic_decode,
+        "sequence_loss": sequence_loss,
+        **sequence_attention.NAMES,
+        "BeamSearchDecoder": BeamSearch,
+        "BeamSearchDecoderOutput": BeamStep,
+        "BeamSearchDecoderState": BeamState,
+        "FinalBeamSearchDecoderOutput": DecodedBeams,
+        "tile_batch": tile_batch,
+    }

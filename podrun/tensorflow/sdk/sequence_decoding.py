@@ -1,14 +1,14 @@
 """``tf.contrib.seq2seq``: decoders that run step by step, with teacher forcing or their own samples, and attention.
 
 Programs of version 1 for IPUs derive classes from these, so that names of attributes and methods are contrib's. Shapes
-are static, as the IPU needs them: `dynamic_decode` takes ``maximum_iterations``. Beam search is not here. Source: the
-documentation of TensorFlow 1.15.
+are static in programs, as the IPU needs them: `dynamic_decode` takes ``maximum_iterations``. Source: the documentation
+of TensorFlow 1.15.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -362,21 +362,3 @@ def sequence_loss(
     if not axes:
         return losses
     return tf.math.divide_no_nan(tf.reduce_sum(losses, axes), tf.reduce_sum(weights, axes))
-
-
-def sequence_names() -> Mapping[str, object]:
-    """Public name -> class or function of ``tf.contrib.seq2seq``."""
-    from podrun.tensorflow.sdk import sequence_attention
-
-    return {
-        "Decoder": SequenceDecoder,
-        "BasicDecoder": BasicSequenceDecoder,
-        "BasicDecoderOutput": DecoderStep,
-        "Helper": SequenceHelper,
-        "TrainingHelper": TeacherForcing,
-        "GreedyEmbeddingHelper": OwnSamples,
-        "SampleEmbeddingHelper": DrawnSamples,
-        "dynamic_decode": dynamic_decode,
-        "sequence_loss": sequence_loss,
-        **sequence_attention.NAMES,
-    }
