@@ -204,6 +204,37 @@ def test_bits_do_not_depend_on_who_computes_the_halves(form: tuple[int, int, int
         assert set(threads.map(alone, [False] * 6)) == {expected}
 
 
+@pytest.mark.parametrize(
+    ("form", "sizes"),
+    [
+        ((1, 0), (784, 512, 128)),  # With AVX2 one product of this form rounds otherwise than two.
+        ((0, 0), (128, 512, 784)),
+        ((0, 1), (128, 512, 512)),
+        ((1, 1), (257, 301, 129)),
+        ((0, 0), (17, 1000, 700)),
+    ],
+)
+def test_an_undivided_product_has_the_bits_of_its_halves(
+    form: tuple[int, int], sizes: tuple[int, int, int]
+) -> None:
+    """A thread that keeps to one core does not divide a product where that changes no bit."""
+    rows, columns, terms = sizes
+    operands = tuple(normal((rows * terms,), (terms * columns,)))
+
+    def computed(cores: set[int]) -> bytes:
+        before = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, cores)
+        try:
+            result = np.empty(rows * columns, np.float32)
+            native.multiply([*form, *sizes, 0, 0, 2], operands, result)
+        finally:
+            os.sched_setaffinity(0, before)
+        return result.tobytes()
+
+    every = os.sched_getaffinity(0)
+    assert computed({min(every)}) == computed(every) == computed({min(every)})
+
+
 def test_the_check_finds_a_wrong_product() -> None:
     check_products(native.multiply)
 

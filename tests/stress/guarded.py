@@ -15,6 +15,7 @@ import ctypes
 import importlib
 import math
 import mmap
+import os
 import random
 import signal
 import subprocess
@@ -259,6 +260,23 @@ def guarded_product(module: Any, seed: int, number: int, memory: list[GuardedMem
         if adds:
             module.multiply(numbers, operands, added)
             assert np.array_equal(added, expected), (seed, number, numbers)
+    if not adds:
+        _compare_undivided(module, [*numbers[:7], 2], sizes, (seed, number))
+
+
+def _compare_undivided(
+    module: Any, numbers: list[int], sizes: tuple[int, ...], case: tuple[int, int]
+) -> None:
+    """A product of random numbers by a thread that keeps to one core has the bits of its halves."""
+    generator = np.random.default_rng(case)
+    operands = tuple(generator.normal(size=size).astype(np.float32) for size in sizes[:2])
+    results = [np.empty(sizes[3], np.float32) for _ in range(2)]
+    every = os.sched_getaffinity(0)
+    for result, cores in zip(results, (every, {min(every)}), strict=True):
+        os.sched_setaffinity(0, cores)
+        module.multiply(numbers, operands, result)
+    os.sched_setaffinity(0, every)
+    assert results[0].tobytes() == results[1].tobytes(), (case, numbers)
 
 
 def main() -> int:

@@ -3,7 +3,9 @@
 #define _GNU_SOURCE
 #include "product.h"
 
+#include <pthread.h>
 #include <sched.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "library.h"
@@ -86,6 +88,77 @@ keeps_to_one_core(void)
     return !sched_getaffinity(0, sizeof own, &own) && CPU_COUNT(&own) == 1;
 }
 
+/* Random numbers, the same ones always. */
+static void
+fill(float *to, int64_t count, uint32_t *state)
+{
+    for (int64_t i = 0; i < count; i++) {
+        *state = *state * 1664525u + 1013904223u;
+        to[i] = (float)(int32_t)(*state & 0xffffff00) * 0x1p-31f;
+    }
+}
+
+/* Whether a product of random matrices has the same bits whole as in halves. Which of its kernels the library takes, and with
+   that the order of every sum, depends on the product's form alone. */
+static int
+is_same_undivided(const Product *p)
+{
+    const int64_t left = p->m * p->k, right = p->k * p->n, result = p->m * p->n;
+    float *memory = malloc((size_t)(left + right + 2 * result) * sizeof *memory);
+    if (!memory)
+        return 0;
+    uint32_t state = 1;
+    fill(memory, left + right, &state);
+    Part parts[MOST_PARTS], whole = {.p = *p, .left = memory, .right = memory + left, .result = memory + left + right,
+                                     .left_row = p->left_turned ? p->m : p->k, .right_row = p->right_turned ? p->k : p->n,
+                                     .row = p->n};
+    whole.p.follows = 0;
+    parts[0] = whole;
+    parts[0].result += result;
+    const int count = divide(parts);
+    run_part(&whole, 0);
+    int same = !whole.status;
+    for (int i = 0; i < count; i++) {
+        run_part(parts, i);
+        same &= !parts[i].status;
+    }
+    same = same && !memcmp(whole.result, whole.result + result, (size_t)result * sizeof *memory);
+    free(memory);
+    return same;
+}
+
+/* The same for each form, found out once: for those of up to so many multiplications, and so many forms. */
+enum { MOST_FORMS = 256 };
+static const int64_t MOST_COMPARED = (int64_t)1 << 28;
+
+static int
+goes_undivided(const Product *p)
+{
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    static struct {
+        int64_t turned, m, n, k;
+        int same;
+    } forms[MOST_FORMS];
+    static int known;
+    const int64_t turned = 2 * p->left_turned + p->right_turned;
+    if (p->adds || (double)p->m * (double)p->n * (double)p->k > (double)MOST_COMPARED)
+        return 0;
+    for (int i = 0, count = __atomic_load_n(&known, __ATOMIC_ACQUIRE); i < count; i++)
+        if (forms[i].turned == turned && forms[i].m == p->m && forms[i].n == p->n && forms[i].k == p->k)
+            return forms[i].same;
+    if (__atomic_load_n(&known, __ATOMIC_ACQUIRE) == MOST_FORMS)
+        return 0;
+    const int same = is_same_undivided(p); /* perhaps by two threads at a time, which find the same */
+    pthread_mutex_lock(&lock);
+    if (known < MOST_FORMS) {
+        forms[known].turned = turned, forms[known].m = p->m, forms[known].n = p->n, forms[known].k = p->k;
+        forms[known].same = same;
+        __atomic_store_n(&known, known + 1, __ATOMIC_RELEASE);
+    }
+    pthread_mutex_unlock(&lock);
+    return same;
+}
+
 const char *
 product_compute(const Product *p, const float *left, const float *right, const Beside *beside, float *result, int wanted)
 {
@@ -95,8 +168,9 @@ product_compute(const Product *p, const float *left, const float *right, const B
     parts[0].row = p->n;
     if (p->adds && beside->addend != result)
         memcpy(result, beside->addend, (size_t)(p->m * p->n) * sizeof(float));
-    const int count = wanted > 1 ? divide(parts) : 1;
-    if (count > 1 && keeps_to_one_core())
+    const int alone = wanted > 1 && keeps_to_one_core();
+    const int count = wanted > 1 && !(alone && goes_undivided(p)) ? divide(parts) : 1;
+    if (count > 1 && alone)
         workers_run(run_all, parts, 1);
     else
         workers_run(run_part, parts, count);
