@@ -87,10 +87,8 @@ def test_results_are_written_to_memory_of_the_callers() -> None:
     assert piece.dense is not None
     assert piece.placed == {0, 1, 2, 3}
     memory = {at: np.full(piece.kinds[len(piece.shapes) + at][0], 7, np.float32) for at in (1, 2)}
-    places = piece.dense.placing(memory)
     values = operands()
-    given, filled = places.call(None, [values[n] for n in piece.computation.inputs])
-    assert filled == places.bit(1) | places.bit(2)
+    given = piece.dense.placing(memory)(*(values[n] for n in piece.computation.inputs))
     for at, right in enumerate(results(piece)):
         assert np.array_equal(given[at].reshape(right.shape), right)
         assert (given[at] is memory.get(at)) is (at in memory)

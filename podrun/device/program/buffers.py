@@ -152,17 +152,18 @@ class Buffers(ProgramMemory):
         """A `reader` for each operand of a piece. ``mixed``: the program has pieces of two threads, whose
         results are temporaries of another client's.
         """
-        converts = mixed and not piece.is_shared
+        converts, plain = mixed and not piece.is_shared, piece.dense is not None
         names = zip(piece.computation.inputs, piece.shapes, strict=True)
-        return [self.reader(name, shape, converts=converts) for name, shape in names]
+        return [self.reader(name, shape, converts=converts, plain=plain) for name, shape in names]
 
-    def reader(self, name: str, shape: Shape = None, *, converts: bool = False) -> Read:
+    def reader(self, name: str, shape: Shape = None, *, converts: bool = False, plain: bool = False) -> Read:
         """`operand` for one name, resolved beforehand: most buffers are the same array in every batch. ``converts``:
-        a temporary to an array of the one-thread client."""
+        a temporary to an array of the one-thread client. ``plain``: such a buffer as an array of NumPy's."""
         arena = arena_of(name, self._members)
         stays = arena is not None and arena not in self.changing and not self._gradients.has_arena(arena)
         if stays or name in self._variables:
             fixed = self.operand(name, Frame(), shape)
+            fixed = np.asarray(fixed) if plain else fixed
             return lambda frame: fixed
         if name in self._members:
             return self._member_reader(name)
@@ -283,14 +284,14 @@ class Buffers(ProgramMemory):
         members = {member.name for member in self.arenas[arena].arena.members}
         return any(not members.isdisjoint(c.inputs) for c in self._executable.computations.values())
 
-    def call_of(self, piece: Piece, writers: list[Write]) -> Callable[..., Sequence[Any]]:
-        """A call of a piece, which writes results to `places` if it has any. In ``writers`` their writers are replaced
-        by such that store only what was not written there."""
+    def call_of(self, piece: Piece, writers: list[Write | None]) -> Callable[..., Sequence[Any]]:
+        """A call of a piece, which writes results to `places` if it has any, and prepares for that. In ``writers``
+        their writers are replaced by such that store only what was not written there; None: nothing is left to
+        store."""
         places = self.places(piece)
         if not places:
             return piece.call
-        computation, filled = piece.computation, 0
-        into = ResultPlaces(places) if piece.dense is None else piece.dense.placing(places)
+        computation, filled, into = piece.computation, 0, ResultPlaces(places)
         arenas = {self._members[computation.outputs[position]].arena for position in places}
 
         def call(*operands: object) -> Sequence[Any]:
@@ -301,12 +302,25 @@ class Buffers(ProgramMemory):
             results, filled = into.call(piece.call, operands)
             return results
 
+        def dense_call(*operands: object) -> Sequence[Any]:
+            for arena in arenas:
+                self._gradients.discard(arena)
+            self.prepare_writes(computation)
+            return placed(*operands)
+
+        if piece.dense is not None:
+            placed = piece.dense.placing(places)
+            for position in places:
+                writers[position] = None
+            return dense_call
+
         def unless_filled(position: int, write: Write) -> Write:
             bit = into.bit(position)
             return lambda frame, value: None if filled & bit else write(frame, value)
 
         for position in places:
-            writers[position] = unless_filled(position, writers[position])
+            if (write := writers[position]) is not None:
+                writers[position] = unless_filled(position, write)
         return call
 
     def writer(self, name: str) -> Write:

@@ -329,11 +329,12 @@ def _compute(
     """The function that runs a piece on a frame. Everything that is the same for every batch is looked up here."""
     computation = piece.computation
     readers = buffers.readers(piece, mixed=mixed)
-    writers = [buffers.writer(name) for name in computation.outputs]
+    writers: list[Write | None] = [buffers.writer(name) for name in computation.outputs]
     for operand, read, result, take in donated:
         readers[operand], writers[result] = read, take
     call = piece.call if finite else buffers.call_of(piece, writers)
-    lasting = bool(buffers.arenas_written_by(computation))
+    lasting = bool(buffers.arenas_written_by(computation)) and call is piece.call
+    stores = [(place, write) for place, write in enumerate(writers) if write is not None]
 
     def run(frame: Frame, now: BatchState) -> None:
         with lock:
@@ -353,8 +354,8 @@ def _compute(
             frame.values.pop(name, None)
         if lasting:
             buffers.prepare_writes(computation)
-        for write, result in zip(writers, results, strict=True):
-            write(frame, result)
+        for place, write in stores:
+            write(frame, results[place])
 
     return run
 

@@ -184,12 +184,16 @@ class PendingGradients:
 
     def flush(self, arena: str) -> None:
         """Copy pending values into their arena."""
+        if not self._pending:
+            return
         for name in self._members.get(arena, ()):
             if name in self._pending:
                 np.copyto(self._places[name](), np.asarray(self._pending.pop(name)))
 
     def discard(self, arena: str) -> None:
         """Drop pending values: the whole arena is about to be written."""
+        if not self._pending:
+            return
         for name in self._members.get(arena, ()):
             self._pending.pop(name, None)
 

@@ -29,7 +29,6 @@ from podrun.device.xla.matrix_products import (
     PRODUCT_TARGET,
     FloatArray,
     ProductCall,
-    ResultPlaces,
     has_product,
     rewrite_products,
 )
@@ -107,31 +106,15 @@ class DenseCall:
         self.run(self.step, tuple(map(_plain, operands)), tuple(results))
         return results
 
-    def placing(self, memory: Mapping[int, FloatArray]) -> DensePlaces:
-        """Calls that write results to memory of the caller's, by position."""
-        return DensePlaces(replace(self, into=memory))
+    def placing(self, memory: Mapping[int, FloatArray]) -> DenseCall:
+        """The call with memory of the caller's for results, by position."""
+        return replace(self, into=memory)
 
     @property
     def placed(self) -> frozenset[int]:
         """Positions of results that may be written to memory of the caller's."""
         kinds = enumerate(self.program.results)
         return frozenset(at for at, (_, dtype) in kinds if dtype == "float32" and at < MOST_PLACES)
-
-
-@dataclass(frozen=True, slots=True)
-class DensePlaces:
-    """What `matrix_products.ResultPlaces` is for pieces of XLA's."""
-
-    placed: DenseCall
-
-    @staticmethod
-    def bit(position: int) -> int:
-        """The bit of a position in `call`'s answer."""
-        return ResultPlaces.bit(position)
-
-    def call(self, piece: object, operands: Sequence[object]) -> tuple[Sequence[Any], int]:
-        """The results, and the bits of the places, all of which are filled. ``piece``: is not called."""
-        return self.placed(*operands), sum(map(self.bit, self.placed.into))
 
 
 def _plain(operand: object) -> object:
