@@ -81,6 +81,9 @@ _IPU |= {
         "dense", "embedding_lookup", "normalization", "recomputation", "rnn",
     )
 }  # fmt: skip
+_IPU["layers.capture_upstream_gradients"] = _IPU["layers"] | {
+    "_ActivationCapture": f"{_ADDONS}capturing:ActivationCapture"
+}
 _IPU["optimizers.ipu_wrappers"] = {
     "IpuOptimizer": f"{_ADDONS}accumulating_wrappers:WrappedOptimizer",
     "_KerasOptimizerWrapper": f"{_ADDONS}accumulating_wrappers:FirstVersionOptimizer",
@@ -325,6 +328,7 @@ _MODULES_OF_CLASSES = (
     "losses",
     "metrics",
     "regularizers",
+    "utils",
 )
 """Modules of version 2.6 that programs read more of than their public names."""
 

@@ -186,6 +186,30 @@ def test_gradients_of_layers_are_captured(ipu: Any) -> None:
             CaptureActivationGradients(tf_keras.layers.Flatten())
 
 
+def test_layers_say_which_of_their_activations_are_captured(ipu: Any) -> None:
+    """Those of a cell, of which a loop gives no gradients, and those that a layer keeps for itself."""
+    import tf_keras
+
+    from podrun.tensorflow.addons.capturing import ActivationCapture, CaptureActivationGradients
+
+    class Curved(tf_keras.layers.Layer):
+        def __init__(self, last_activation: Any = "relu") -> None:
+            super().__init__()
+            self._last_activation = tf_keras.activations.get(last_activation)
+
+        def get_config(self) -> dict[str, Any]:
+            return {**super().get_config(), "last_activation": self._last_activation}
+
+    own = Curved()
+    assert CaptureActivationGradients.layer_is_supported(own)
+    assert not CaptureActivationGradients.layer_is_supported(tf_keras.layers.Flatten())
+    assert list(CaptureActivationGradients(own)._wrapped_activations) == ["last_activation"]
+    assert isinstance(own._last_activation, ActivationCapture)
+    with pytest.warns(UserWarning, match="No gradients are captured inside the loop of lstm"):
+        wrapped = CaptureActivationGradients(tf_keras.layers.LSTM(2))
+    assert sorted(wrapped._wrapped_activations) == ["activation", "recurrent_activation"]
+
+
 @pytest.mark.parametrize("name", ["Adam", "SGD", "RMSProp"])
 def test_scaled_updates_are_those_of_the_optimizer(ipu: Any, name: str) -> None:
     import tf_keras

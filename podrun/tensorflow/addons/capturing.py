@@ -8,7 +8,8 @@ the optimizer of Keras: moments of scaled gradients, divided by the factor, are 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
 
 import tensorflow as tf
 import tf_keras
@@ -72,30 +73,57 @@ class CaptureActivationGradients(CaptureUpstreamGradients):
 
     def __init__(self, layer: tf_keras.layers.Layer, tag: str | None = None, **kwargs: object) -> None:
         super().__init__(layer, tag, **kwargs)
-        names = [
-            name
-            for name in layer.get_config()
-            if "activation" in name and callable(getattr(layer, name, None))
-        ]
-        if not names:
+        places = _activation_places(layer)
+        if not places:
             raise ValueError(
                 f"Layer {layer.name} does not use an activation function so is not supported by "
                 "keras.ipu.layers.CaptureActivationGradients"
             )
-        for name in names:
-            setattr(layer, name, _capturing(getattr(layer, name), f"{self._tag}_{name}"))
+        owner = getattr(layer, "cell", layer)  # Recurrent layers show the activations of their cell.
+        self._wrapped_activations = {
+            name: ActivationCapture(getattr(owner, place), f"{self._tag}_{name}")
+            for name, place in places.items()
+        }
+        for name, place in places.items():
+            setattr(owner, place, self._wrapped_activations[name])
+        if owner is not layer:
+            warnings.warn(
+                f"No gradients are captured inside the loop of {layer.name}: capture those of what it gives, with "
+                "keras.ipu.layers.CaptureUpstreamGradients around the next layer.",
+                stacklevel=2,
+            )
+
+    @staticmethod
+    def layer_is_supported(layer: tf_keras.layers.Layer) -> bool:
+        """Whether a layer has activations."""
+        return bool(_activation_places(layer))
 
     def call(self, inputs: tf.Tensor, *args: object, **kwargs: object) -> tf.Tensor:
         """The layer's outputs."""
         return self.layer(inputs, *args, **kwargs)
 
 
-def _capturing(activation: object, tag: str) -> object:
-    def call(inputs: tf.Tensor) -> tf.Tensor:
-        return activation(captured_if_asked(inputs, tag))  # type: ignore[operator]
+def _activation_places(layer: tf_keras.layers.Layer) -> dict[str, str]:
+    """The arguments of a layer that are its activations, and the attribute of it or of its cell that each one is."""
+    owner = getattr(layer, "cell", layer)
+    return {
+        name: place
+        for name in layer.get_config()
+        for place in (f"_{name}", name)
+        if "activation" in name and callable(getattr(owner, place, None))
+    }
 
-    call.__name__ = getattr(activation, "__name__", "activation")
-    return call
+
+class ActivationCapture:
+    """An activation of a layer; the gradient that reaches its inputs is captured under ``tag``."""
+
+    def __init__(self, activation: Callable[[tf.Tensor], tf.Tensor], tag: str) -> None:
+        self._activation, self._tag = activation, tag
+        self.__name__ = getattr(activation, "__name__", "activation")
+
+    def __call__(self, inputs: tf.Tensor) -> tf.Tensor:
+        """The activation's outputs."""
+        return self._activation(captured_if_asked(inputs, self._tag))
 
 
 class _ScaledUpdate(ALSOptimizer):
