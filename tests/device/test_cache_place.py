@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from podrun.device.xla import clients, pieces
+from podrun.device.xla import clients, kept_pieces, pieces
 from podrun.device.xla.clients import two_thread_device
 from podrun.device.xla.kept_pieces import writable_cache
 from podrun.device.xla.pieces import PieceCache
@@ -44,3 +45,24 @@ def test_a_piece_that_is_kept_is_lowered_once_for_the_threads_that_its_name_says
     marker.write_text(marker.read_text().replace('": "', '": "damaged '))
     with pytest.raises(pytest.fail.Exception, match="it is known"):
         PieceCache(tmp_path).piece(first.computation, (), {0: 0, 2: 1})
+
+
+@pytest.mark.usefixtures("no_cache_of_jax")
+def test_only_a_piece_that_was_begun_before_is_looked_for_among_all_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[str] = []
+    find = kept_pieces._entries
+    monkeypatch.setattr(kept_pieces, "_entries", lambda *place: looked.append(place[1]) or find(*place))
+    monkeypatch.setattr(PieceCache, "_ready", lambda *_: None)
+    first = update(1000, PieceCache(tmp_path))
+    update(1000, PieceCache(tmp_path))
+    assert looked == []
+    (marker,) = (tmp_path / "xla").rglob("*.done")
+    (entry,) = (marker.with_name(name) for name in json.loads(marker.read_text()))
+    whole = entry.read_bytes()
+    entry.write_bytes(whole[: len(whole) // 2])
+    PieceCache(tmp_path).piece(first.computation, (), {0: 0, 2: 1})
+    assert looked == [marker.stem]
+    assert json.loads(marker.read_text()).keys() == {entry.name}
+    assert len(entry.read_bytes()) > len(whole) // 2

@@ -12,16 +12,19 @@ import hashlib
 import json
 import logging
 import math
+import os
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
 from podrun.core.environment import podrun_cache_directory
 from podrun.device.xla.clients import SHARED_BY, instruction_set
 from podrun.device.xla.ready_calls import CallNote, read_note, write_note
+from podrun.private_apis.jax import noted_entries
 
 _log = logging.getLogger(__name__)
 _NAMED = 32
@@ -98,12 +101,15 @@ class KeptPieces:
         return None if self.directory is None else self.directory / "xla" / instruction_set()
 
     @contextlib.contextmanager
-    def first_on_host(self, key: str) -> Iterator[None]:
+    def first_on_host(self, key: str) -> Iterator[list[str]]:
         """Hold back while another process compiles the same piece. Its marker says that it is in the cache, and with
-        which digest: an entry that differs is removed and compiled again."""
+        which digest: an entry that differs is removed and compiled again. Gives the list of the file names of what is
+        compiled meanwhile (`noted_entries`).
+        """
         directory = self._place
         if directory is None:
-            yield
+            with noted_entries() as names:
+                yield names
             return
         marker, lock = directory / f"{key}.done", None
         with _if_possible(directory):
@@ -111,19 +117,25 @@ class KeptPieces:
             _use_xla_cache(directory)
             if _whole_entries(marker) is None:
                 marker.unlink(missing_ok=True)
-                lock = (directory / f"{key}.lock").open("w")
+                lock = (directory / f"{key}.lock").open("ab", buffering=0)
         if lock is None:
-            yield
+            with noted_entries() as names:
+                yield names
             return
         with lock:
             _wait_for_lock(lock.fileno(), marker)
             with _if_possible(directory):
-                if _whole_entries(marker) is None:  # A process that was killed may have left a part.
+                if (
+                    _begun(lock) and _whole_entries(marker) is None
+                ):  # One that was killed may have left a part.
                     for entry in _entries(directory, key):
                         entry.unlink(missing_ok=True)
-            yield
+            with noted_entries() as names:
+                yield names
             with _if_possible(directory):
-                marker.write_text(json.dumps({e.name: _digest(e) for e in _entries(directory, key)}))
+                entries = [directory / name for name in names] or _entries(directory, key)
+                whole = {e.name: _digest(e) for e in entries if e.is_file()}
+                marker.write_text(json.dumps(whole))
 
 
 @contextlib.contextmanager
@@ -133,6 +145,16 @@ def _if_possible(directory: Path) -> Iterator[None]:
         yield
     except OSError as error:
         _log.warning("compiled programs cannot be kept in %s: %s", directory, error.strerror)
+
+
+def _begun(lock: FileIO) -> bool:
+    """Whether a process began to compile a piece before, as its lock says; from now on one did. Else the piece has no
+    entries, and the directory, which may have many of others, need not be looked through.
+    """
+    begun = os.fstat(lock.fileno()).st_size > 0
+    if not begun:
+        lock.write(b"begun")
+    return begun
 
 
 def _entries(directory: Path, key: str) -> list[Path]:

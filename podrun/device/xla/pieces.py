@@ -50,7 +50,6 @@ from podrun.device.xla.vetting import vetter
 from podrun.private_apis.jax import (
     aliased_outputs,
     load_compiled,
-    noted_entries,
     register_lapack,
     register_lapack_only_when_asked,
     stablehlo,
@@ -172,7 +171,7 @@ class PieceCache:
             simplify_sums(stablehlo(lowered))
         products = rewrite_products(lowered, available)
         placed = frozenset(p.place - 1 for p in products if p.place and not shared)
-        with self._kept.first_on_host(key), noted_entries() as entries:
+        with self._kept.first_on_host(key) as entries:
             call = _compile(lowered, computation.name)
         if plain and len(entries) == 1 and not failed_to_load():
             note = _note(lowered, shared, in_place, placed, library=bool(calls or products or rounds))
