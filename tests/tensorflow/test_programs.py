@@ -176,3 +176,39 @@ def test_an_encoder_and_a_decoder_with_attention_learn_and_translate(tmp_path: P
     assert losses[-1] < 0.3 * losses[0]
     assert float(re.findall(r"^right (\S+)", output, re.MULTILINE)[0]) >= 0.9
     assert "lengths True" in output
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_host_embeddings_and_attentional_units_learn_what_users_click(replicas: int, tmp_path: Path) -> None:
+    lines = re.findall(r"loss (\S+) accuracy (\S+)", run("recommend_v1.py", str(replicas), cwd=tmp_path))
+    assert len(lines) == 8
+    assert float(lines[-1][0]) < 0.1 * float(lines[0][0])
+    assert float(lines[-1][1]) > 0.95
+    assert (tmp_path / "model.index").is_file()
+
+
+def test_an_autoencoder_learns_with_samples_of_a_chain(tmp_path: Path) -> None:
+    output = run("vae_v1.py", cwd=tmp_path)
+    bounds = [float(bound) for bound in re.findall(r"^bound (\S+)", output, re.MULTILINE)]
+    # Of pixels without a pattern the log is -16 log 2; those of four patterns have an entropy of 4.6.
+    assert bounds[0] < -16 * np.log(2) + 1
+    assert -8 < bounds[-1] < -4.6
+    one, many, size = (float(v) for v in re.findall(r"one and many (\S+) (\S+) size (\S+)", output)[0])
+    assert one < many < -4
+    assert size > 0.1
+
+
+def test_a_pipelined_conformer_has_the_losses_of_the_host(tmp_path: Path) -> None:
+    output = run("speech_v1.py", cwd=tmp_path)
+    losses = [float(loss) for loss in re.findall(r"^loss (\S+)", output, re.MULTILINE)]
+    assert losses[-1] < 0.2 * losses[0]
+    assert float(re.findall(r"difference (\S+)", output)[0]) < 1e-4
+
+
+def test_a_detector_in_half_precision_finds_objects(tmp_path: Path) -> None:
+    output = run("keras_detector.py", cwd=tmp_path)
+    losses = [float(loss) for loss in re.findall(r"^loss (.*)", output, re.MULTILINE)[0].split()]
+    assert losses[-1] < 0.2 * losses[0]
+    # Scores of about 5 in halves are 2^-8 apart; the host rounds within other sums.
+    assert float(re.findall(r"difference (\S+)", output)[0]) < 0.1
+    assert float(re.findall(r"right (\S+)", output)[0]) > 0.7
