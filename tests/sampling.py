@@ -20,7 +20,10 @@ def chosen(cases: Sequence[Mapping[str, object]], every: int) -> list[int]:
     Each next case is the one with most values that have not run, among equals the one whose values have run least,
     among equals one of every ``every``-th. More than one in ``every`` run where parameters have values left.
     """
-    columns = [[_key(case[name]) for case in cases] for name in (cases[0] if cases else {})]
+    # The key of a value that crosses others is made once: that of large arrays takes long.
+    values = {id(value): value for case in cases for value in case.values()}
+    known = {number: _key(value) for number, value in values.items()}
+    columns = [[known[id(case[name])] for case in cases] for name in (cases[0] if cases else {})]
     wanted = -(-len(cases) // every)
     sizes = [len(set(column)) for column in columns]
     whole = [size if size < len(cases) and size <= max(FEW, wanted) else 0 for size in sizes]
