@@ -10,7 +10,7 @@ import pytest
 
 import podrun.popart as popart
 from podrun.core.environment import POPDIST_EXECUTABLE_CACHE_PATH
-from podrun.device.host import client
+from podrun.device.xla import kept_pieces
 from podrun.device.xla.kept_pieces import writable_cache
 from tests.quick_programs import programs_of_tests_compile_quickly as programs_of_tests_compile_quickly
 
@@ -25,7 +25,7 @@ def _devices_without_an_environment_keep_pieces() -> Iterator[None]:
     program anew. Here it has that of this process, as the devices of programs have.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(client, "writable_cache", _cache_of_the_run)
+        patch.setattr(kept_pieces, "writable_cache", _cache_of_the_run)
         yield
 
 
