@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import typing
 import warnings
+from types import SimpleNamespace
 
 import pytest
 
+from podrun.tensorflow.sdk import config as config_module
 from podrun.tensorflow.sdk.config import (
     MESSAGE_ENUMERATIONS,
     DeviceConnectionType,
@@ -233,3 +235,22 @@ def test_programs_write_classes_of_options(monkeypatch: pytest.MonkeyPatch) -> N
         program.shape.depth = 1
     with pytest.raises(ValueError, match=r"'widht' is not a valid attribute.* Did you mean 'shape.width'"):
         program.shape.widht = 1
+
+
+def test_ids_of_devices_are_those_of_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 4 IPUs, the ids 0 to 3 are single ones; 4 and 5 are pairs, which the instances of a launch take."""
+    counts = []
+    monkeypatch.setattr(config_module.core, "isPopdistEnvSet", lambda: True)
+    monkeypatch.setattr(config_module.core, "getNumTotalReplicas", lambda: 2)
+    monkeypatch.setattr(config_module.core, "getNumIpusPerReplica", lambda: 2)
+    table = SimpleNamespace(
+        config=None,
+        configure=lambda kept, ipus, distributed: counts.append(ipus),
+        attach_now=lambda: None,
+    )
+    monkeypatch.setattr(config_module, "DEVICES", table)
+    config = IPUConfig()
+    for number in (3, 4, 5, 6):
+        config.select_ipus = [number]
+        config.configure_ipu_system()
+    assert counts == [(1,), (2,), (2,), (4,)]

@@ -250,9 +250,18 @@ def configure_ipu_system(config: Any, device: str = "cpu", reset_configuration: 
     DEVICES.attach_now()
 
 
+_MOST_IPUS = 64
+
+
 def _ipus_of_id(number: int) -> int:
-    """How many IPUs the device of an id has: single IPUs come first, then pairs, and so on."""
-    ranges = device_ids(64)
+    """How many IPUs the device of an id has: single IPUs come first, then pairs, and so on. Under a launch the ids are
+    those of its IPUs, as `popdist.core.getDeviceId` gives them.
+    """
+    total = _MOST_IPUS
+    if core.isPopdistEnvSet():
+        used = core.getNumTotalReplicas() * core.getNumIpusPerReplica()
+        total = 1 << (used - 1).bit_length()
+    ranges = device_ids(total)
     return ranges[number].count if number in ranges else 1
 
 
