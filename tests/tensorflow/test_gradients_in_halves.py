@@ -125,3 +125,25 @@ def test_gradients_of_one_forward_pass_have_one_mask(ipu: Any, by: str) -> None:
     assert set(masks[0]) == {0.0, 2.0}
     assert all(np.array_equal(masks[0], mask) for mask in masks)
     assert not np.array_equal(masks[0], later)
+
+
+def test_gradients_pass_products_and_sums_that_overflow(ipu: Any) -> None:
+    """As in the SDK, whose gradients of a product are made of its inputs; they were zero."""
+    import tensorflow as tf
+
+    ipu.config.IPUConfig().configure_ipu_system()
+    weight = tf.Variable(tf.constant([[300.0], [2.0]], tf.float16))
+
+    @tf.function(jit_compile=True)
+    def gradients(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            scaled = x * 300.0
+            total = tf.reduce_sum(scaled) - tf.matmul(scaled[tf.newaxis], weight)[0, 0]
+        return total, tape.gradient(total, [x, weight])
+
+    with ipu.ipu_strategy.IPUStrategyV1().scope() as strategy:
+        total, (by_input, by_weight) = strategy.run(gradients, args=[tf.constant([250.0, 0.5], tf.float16)])
+    assert total.numpy() == 0  # Both parts are the greatest half.
+    np.testing.assert_array_equal(by_input, [-65504, 300 * (1 - 2)])
+    np.testing.assert_array_equal(np.ravel(by_weight), [-65504, -150])

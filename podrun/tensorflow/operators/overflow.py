@@ -22,6 +22,15 @@ Array = Any
 """An array of JAX, or of NumPy where an operation folds."""
 
 
+_BILINEAR = frozenset({
+    "Add", "AddN", "AddV2", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "BiasAdd", "Conv2D", "Conv3D", "Cumsum",
+    "DepthwiseConv2dNative", "Einsum", "MatMul", "Mean", "Mul", "Neg", "Sub", "Sum",
+})  # fmt: skip
+"""Operations whose gradients are made of their inputs and not of their results: they are what they would be if no
+result had overflowed. Through an overflow of another operation no gradient passes.
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class HalfPrecision:
     """What becomes of halves that overflow: the largest finite ones, or NaN (``nan_on_overflow``). A division of a half
@@ -41,7 +50,8 @@ class HalfPrecision:
 
         if not _is_float16(value):
             return value
-        value = _primitives()[0].bind(value, nan_on_overflow=self.nan_on_overflow)
+        clip = _primitives()[2 if node.op_type in _BILINEAR else 0]
+        value = clip.bind(value, nan_on_overflow=self.nan_on_overflow)
         if node.op_type in ("RealDiv", "Div"):
             value = jnp.where(inputs[1] == 0, jnp.asarray(np.nan, jnp.float16), value)
         return value
@@ -75,13 +85,16 @@ def _is_infinite(value: Array) -> Array:
 
 
 @functools.cache
-def _primitives() -> tuple[TracedPrimitive, TracedPrimitive]:
-    """One that clips a value, and one that gives it and clips its gradient."""
+def _primitives() -> tuple[TracedPrimitive, TracedPrimitive, TracedPrimitive]:
+    """One that clips a value, one that gives it and clips its gradient, and one that clips a value and lets gradients
+    pass where it does.
+    """
     from jax import lax
     from jax.core import ShapedArray
     from jax.interpreters import ad, batching, mlir
 
     clip_p, pass_p = new_primitive(CLIPPED), new_primitive("with_clipped_gradient")
+    open_p = new_primitive(CLIPPED)
 
     def slope(
         values: Sequence[Array], tangents: Sequence[Array], *, nan_on_overflow: bool
@@ -90,6 +103,11 @@ def _primitives() -> tuple[TracedPrimitive, TracedPrimitive]:
         if not isinstance(tangent, ad.Zero):  # An infinity's is 0.
             tangent = lax.select(_is_infinite(value), lax.full_like(tangent, 0), tangent)
         return clip_p.bind(value, nan_on_overflow=nan_on_overflow), tangent
+
+    def whole(
+        values: Sequence[Array], tangents: Sequence[Array], *, nan_on_overflow: bool
+    ) -> tuple[Array, Array]:
+        return open_p.bind(values[0], nan_on_overflow=nan_on_overflow), tangents[0]
 
     def passed(
         values: Sequence[Array], tangents: Sequence[Array], *, nan_on_overflow: bool
@@ -104,6 +122,7 @@ def _primitives() -> tuple[TracedPrimitive, TracedPrimitive]:
 
     for primitive, function, rule in (
         (clip_p, _clipped, slope),
+        (open_p, _clipped, whole),
         (pass_p, lambda value, *, nan_on_overflow: value, passed),
     ):
         primitive.def_abstract_eval(lambda value, *, nan_on_overflow: ShapedArray(value.shape, value.dtype))
@@ -112,4 +131,4 @@ def _primitives() -> tuple[TracedPrimitive, TracedPrimitive]:
         batching.defvectorized(primitive)
         mlir.register_lowering(primitive, mlir.lower_fun(function, multiple_results=False))
     ad.primitive_transposes[pass_p] = transposed
-    return clip_p, pass_p
+    return clip_p, pass_p, open_p
