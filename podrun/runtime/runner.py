@@ -96,6 +96,8 @@ class StepRunner:
         )
         self._laid_out_for: tuple[object, ...] = ()
         self._tensors: dict[int, RunTensors] = {}
+        self._told: set[str] = set()
+        """Inputs of which a run has said that their data do not matter."""
 
     def check(self, io: StepData, batches: int | None = None) -> None:
         """Raise before anything runs if the data cannot be right."""
@@ -236,12 +238,13 @@ class StepRunner:
 
     def _check_names(self, names: Iterable[str], inputs: Mapping[str, StepTensor]) -> None:
         for name in names:
-            if name in inputs:
+            if name in inputs or name in self._told:
                 continue
             if name in self._built.weights:
                 # A weight may be an input of the model too: data for it are accepted and not used.
                 source = self._settings.words.step_data
                 _log.warning("%r is a variable: its data come from the model, not from %s.", name, source)
+                self._told.add(name)
                 continue
             if name not in self._model_inputs:
                 what = "not an input of" if name in self._built.infos else "not in"
@@ -250,6 +253,7 @@ class StepRunner:
                     f"but it is {what} the model; its inputs are {sorted(self._model_inputs)}."
                 )
             _log.warning("Input %r is not used by the model; its data are ignored.", name)
+            self._told.add(name)
 
     def _input_data(self, io: StepData, tensor: StepTensor) -> np.ndarray:
         mode = self._settings.synthetic

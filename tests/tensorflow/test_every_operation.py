@@ -272,12 +272,18 @@ RANDOM: dict[str, tuple[dict[str, Any], Callable[[np.ndarray], np.ndarray]]] = {
     ),
     "RandomShuffle": ({"value": np.arange(COUNT, dtype=np.float32)}, lambda x: (x + 1) / COUNT),
 }
+_WORDS: tuple[dict[str, Any], Callable[[np.ndarray], np.ndarray]] = (
+    {"shape": SHAPE, "dtype": "int32"},
+    lambda x: (x.astype(np.float64) + 2**31) / 2**32,
+)
 _KEYED = {"alg": 1, "dtype": "float32", "shape": SHAPE}
 STATELESS: dict[str, tuple[dict[str, Any], Callable[[np.ndarray], np.ndarray]]] = {
     "StatelessRandomNormal": ({"shape": SHAPE}, _normal),
     "StatelessTruncatedNormal": ({"shape": SHAPE}, _truncated),
     "StatelessRandomUniform": ({"shape": SHAPE}, _uniform),
     "StatelessRandomUniformInt": ({"shape": SHAPE, "minval": -3, "maxval": 5}, RANDOM["RandomUniformInt"][1]),
+    "StatelessRandomUniformFullInt": _WORDS,
+    "StatelessRandomUniformFullIntV2": _WORDS,
     "StatelessRandomNormalV2": (_KEYED, _normal),
     "StatelessTruncatedNormalV2": (_KEYED, _truncated),
     "StatelessRandomUniformV2": (_KEYED, _uniform),

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 from podrun.core.errors import UsageError
+from tests.tensorflow.version_1_programs import VALUES, Program
+from tests.tensorflow.version_1_programs import program as program
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed"
@@ -232,3 +234,14 @@ def test_a_session_is_saved_outside_of_its_graph(ipu: Any, tmp_path: Path) -> No
     saver.restore(session, path)
     np.testing.assert_array_equal(session.run(weight), [1.0, 2.0])
     session.close()
+
+
+def test_values_of_a_queue_that_a_loop_does_not_read_are_told_once(
+    program: Program, caplog: pytest.LogCaptureFixture
+) -> None:
+    infeed = program.infeed((VALUES, VALUES))
+    run = program.looped(2, lambda total, x, _: total + x, infeed, [0.0])
+    with program.session(infeed) as session, caplog.at_level("WARNING"):
+        sums = [session.run(run)[0] for _ in range(3)]
+    assert sums == [1.0, 5.0, 9.0]
+    assert sum("is not used by the model" in record.message for record in caplog.records) == 1

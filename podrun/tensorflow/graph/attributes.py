@@ -61,7 +61,7 @@ _TYPED = {
     "Cast", "ArgMax", "ArgMin", "Shape", "ShapeN", "Size", "RandomStandardNormal", "RandomUniform", "TruncatedNormal",
     "RandomUniformInt", "StatelessRandomUniform", "StatelessRandomUniformV2", "StatelessRandomNormal",
     "StatelessRandomNormalV2", "StatelessTruncatedNormalV2", "StatelessTruncatedNormal", "Bitcast",
-    "Empty", "Range", "Multinomial",
+    "StatelessRandomUniformFullInt", "StatelessRandomUniformFullIntV2", "Empty", "Range", "Multinomial",
 }  # fmt: skip
 
 

@@ -64,6 +64,14 @@ def _stateless(ctx: Context, node: Node, shape: Array, seed: Array, *more: Array
     return _draw(_STATELESS[node.op_type], key, _sizes(ctx), node["output"])
 
 
+@computes("StatelessRandomUniformFullInt", "StatelessRandomUniformFullIntV2", attributes="output")
+def _stateless_words(ctx: Context, node: Node, shape: Array, seed: Array, *more: Array) -> Array:
+    """Every whole number of the type is as likely: seeds that programs split are drawn so."""
+    words = jnp.asarray(seed).reshape(-1)
+    key = jax.random.fold_in(jax.random.key(words[0]), words[-1])
+    return jax.lax.bitcast_convert_type(jax.random.bits(key, _sizes(ctx), jnp.uint32), node["output"])
+
+
 @computes("StatelessRandomGetKeyCounter")
 def _key_counter(ctx: Context, node: Node, seed: Array) -> tuple[Array, ...]:
     return jnp.asarray(seed).reshape(-1)[:2].astype(jnp.int32), jnp.zeros(2, jnp.int32)
