@@ -72,15 +72,15 @@ def experimental_application_compile_op(
     graph.inputs = [*parameters, *captured]
     effects += graph.control_outputs
     results = [t for t in outcome if isinstance(t, tf.Tensor)]
-    taken = None
-    if main_loop(graph) is None and results:
+    alone = main_loop(graph) is None and bool(results)
+    if alone:
         program, values = _fed_program(graph, parameters, results, effects), []
-        taken = len(parameters)
+        taken: int | None = len(parameters)
     else:
         program = HostProgram(graph, [], effects)
         elements = list(program.step.infeeds.values())
         taken = len(elements[0]) if len(elements) == 1 else None
-    if not leaving(program.step.outfeeds) or not (program.step.infeeds or taken is not None):
+    if not leaving(program.step.outfeeds) or not (program.step.infeeds or alone):
         raise UsageError(
             "experimental_application_compile_op takes a function with inputs and results, or a loop that takes from "
             "an infeed and gives to an outfeed.",
@@ -89,7 +89,7 @@ def experimental_application_compile_op(
     outer = [*values, *(tensor for tensor, _ in graph.captures)]
     names = {} if freeze_variables else _variable_names(outer)
     path = output_path or os.path.join(tempfile.mkdtemp(), "application.poplar_exec")
-    application = CompiledApplication(path, program, taken, names, late, [t.name for t in results])
+    application = CompiledApplication(path, program, alone, taken, names, late, [t.name for t in results])
     if tf.executing_eagerly():
         return tf.constant(application.write(*(read_handle(t) for t in outer)).item())
     arguments = [value_tensor(t) for t in outer]
@@ -98,13 +98,14 @@ def experimental_application_compile_op(
 
 @dataclass(frozen=True, slots=True)
 class CompiledApplication:
-    """What is written to a file. ``taken``: how many inputs a call gives, None for elements of an infeed.
+    """What is written to a file. ``alone``: a function without queues; ``taken``: how many inputs a call gives.
     ``variables``: the names of those that are not frozen, and their places. ``late`` and ``results``: names of further
     inputs that no constant has, and of the results.
     """
 
     path: str
     program: HostProgram
+    alone: bool
     taken: int | None
     variables: Mapping[str, int]
     late: Sequence[str]
@@ -120,7 +121,7 @@ class CompiledApplication:
         kinds = feed_types(program.step)
         needed = {key: np.asarray(held[key]) for key in program.source_keys}
         served = ServedStep(program.step, kinds, outputs, needed, program.shards)
-        streams = {"streamed_inputs": list(kinds), "streamed_outputs": outputs} if self.taken is None else {}
+        streams = {"streamed_inputs": list(kinds), "streamed_outputs": outputs} if not self.alone else {}
         blobs = {
             _STARTUP: json.dumps(compiled_with).encode(),
             _TAKEN: json.dumps(self.taken).encode(),
