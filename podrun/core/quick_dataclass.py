@@ -6,8 +6,8 @@ gets its fields, slots and the checks of frozen values at once. ``__init__``, ``
 are attributes that have the standard library generate the method, and put it in their own place, when somebody reads
 them. To every reader the class is that of the standard library, but for what stands in its ``__dict__`` until then.
 
-Type checkers see the standard library's decorator. Classes that inherit fields, that are ordered or that have no
-docstring (which would tell the signature) are left to it.
+Type checkers see the standard library's decorator. Classes that inherit fields, that are ordered, abstract, have an
+``__init__`` of their own or ``InitVar``, or have no docstring (which would tell the signature) are left to it.
 """
 
 from __future__ import annotations
@@ -37,19 +37,27 @@ else:
 
 def _needs_standard(plain: type, *, frozen: bool) -> bool:
     """Whether a class has something that only the standard library's decorator looks at."""
+    own = vars(plain)
+    types: Mapping[str, object] = own.get("__annotations__", {})
     return (
         not plain.__doc__
+        or "__init__" in own
+        or bool(getattr(plain, "__abstractmethods__", ()))
         or any(hasattr(base, "__dataclass_fields__") for base in plain.__bases__)
-        or (frozen and not _SETTERS.isdisjoint(vars(plain)))
+        or (frozen and not _SETTERS.isdisjoint(own))
+        or any("InitVar" in str(kind) for kind in types.values())
+        or any(name == "self" or name.startswith(_AROUND_METHODS) for name in types)
     )
 
 
 _SETTERS = frozenset(("__setattr__", "__delattr__"))
+_AROUND_METHODS = ("_set", "_FACTORY", "_default_", "_factory_")
+"""Names that generated methods read, which a field may not have."""
 
 
 def _with_methods_on_first_use(plain: type, *, frozen: bool, slots: bool, eq: bool) -> Any:
     own = vars(plain)
-    methods = [name for name in ("__init__", "__repr__") if name == "__init__" or name not in own]
+    methods = ["__init__"] + ([] if "__repr__" in own else ["__repr__"])
     no_hash = False
     if eq:
         hashed = own.get("__hash__", _MISSING)
@@ -58,6 +66,7 @@ def _with_methods_on_first_use(plain: type, *, frozen: bool, slots: bool, eq: bo
         methods += ["__hash__"] if unsaid and frozen else []
         no_hash = unsaid and not frozen
     finished: Any = dataclasses.dataclass(init=False, repr=False, eq=False, slots=slots)(plain)
+    _check_defaults(finished)
     for name in methods:
         setattr(finished, name, _OnFirstUse(finished, name, frozen=frozen))
     if no_hash:
@@ -73,17 +82,38 @@ def _with_methods_on_first_use(plain: type, *, frozen: bool, slots: bool, eq: bo
 _MISSING = object()
 
 
-class _OnFirstUse:
-    """A method of a class in its ``__dict__`` that is generated when it is read."""
+def _check_defaults(finished: type) -> None:
+    """Raise the standard library's TypeError where a field without a default follows one that has one."""
+    optional = False
+    for item in dataclasses.fields(finished):
+        if item.init and not item.kw_only:
+            if optional and not _has_default(item):
+                raise TypeError(f"non-default argument {item.name!r} follows default argument")
+            optional = _has_default(item)
 
-    __slots__ = ("_frozen", "_name", "_owner")
+
+def _has_default(item: dataclasses.Field[Any]) -> bool:
+    return item.default is not dataclasses.MISSING or item.default_factory is not dataclasses.MISSING
+
+
+class _OnFirstUse:
+    """A method of a class in its ``__dict__`` that is generated when it is read.
+
+    It leaves its place to the method, unless somebody has put another there since.
+    """
+
+    __slots__ = ("_frozen", "_method", "_name", "_owner")
 
     def __init__(self, owner: type, name: str, *, frozen: bool) -> None:
         self._owner, self._name, self._frozen = owner, name, frozen
+        self._method: Callable[..., Any] | None = None
 
     def __get__(self, instance: object, _: type | None = None) -> Any:
-        method = _generated(self._owner, self._name, frozen=self._frozen)
-        setattr(self._owner, self._name, method)
+        method = self._method
+        if method is None:
+            method = self._method = _generated(self._owner, self._name, frozen=self._frozen)
+            if vars(self._owner).get(self._name) is self:
+                setattr(self._owner, self._name, method)
         return method if instance is None else method.__get__(instance, self._owner)
 
 
@@ -166,7 +196,8 @@ def _initializer(owner: type, *, frozen: bool) -> Callable[..., Any]:
         lines.append("self.__post_init__()")
     header = ", ".join([*arguments, *(["*", *only_named] if only_named else [])])
     method = _compiled(owner, "__init__", header, lines, around)
-    method.__annotations__ = {item.name: item.type for item in fields if item.init} | {"return": None}
+    ordered = sorted((item for item in fields if item.init), key=lambda item: item.kw_only)
+    method.__annotations__ = {item.name: item.type for item in ordered} | {"return": None}
     return method
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import abc
 import copy
 import dataclasses
 import inspect
 import pickle
 import threading
 from collections.abc import Callable
-from dataclasses import field
+from dataclasses import InitVar, field
 from typing import Any, ClassVar
 
 import pytest
@@ -94,9 +95,46 @@ def _values(decorate: Callable[..., Any]) -> dict[str, Any]:
 
         n: int
 
-    return {
-        kind.__name__: kind for kind in (Point, Mixed, Nothing, Counter, Token, Own, Plain, Farther, Ordered)
-    }
+    @decorate
+    class Started:
+        """Has an ``__init__`` of its own."""
+
+        n: int = 0
+
+        def __init__(self) -> None:
+            self.n = 42
+
+    @decorate(frozen=True)
+    class Doubled:
+        """Has a parameter that is no field."""
+
+        n: int
+        factor: InitVar[int] = 2
+        twice: int = field(init=False)
+
+        def __post_init__(self, factor: int) -> None:
+            object.__setattr__(self, "twice", self.n * factor)
+
+    class Shown(abc.ABC):
+        @abc.abstractmethod
+        def __repr__(self) -> str: ...
+
+    @decorate(slots=True)
+    class Concrete(Shown):
+        """Gets the method that its base lacks."""
+
+        n: int
+
+    @decorate(frozen=True, slots=True)
+    class Odd:
+        """Its fields are called as a generated method calls other things."""
+
+        self: int
+        _set: int = 1
+        _default_self: int = 2
+
+    kinds = (Point, Mixed, Nothing, Counter, Token, Own, Plain, Farther, Ordered)
+    return {kind.__name__: kind for kind in (*kinds, Started, Doubled, Concrete, Odd)}
 
 
 STANDARD = _values(dataclasses.dataclass)
@@ -148,6 +186,11 @@ ACTIONS: dict[str, Callable[[Any], object]] = {
     "inherited": lambda k: (repr(k["Farther"](1, y=3)), k["Farther"](1) == k["Farther"](1)),
     "order": lambda k: (k["Ordered"](1) < k["Ordered"](2), k["Point"](1) < k["Point"](2)),
     "names": lambda k: (k["Point"].__init__.__qualname__, k["Point"].__setattr__.__qualname__),
+    "own start": lambda k: k["Started"]().n,
+    "parameter that is no field": lambda k: (k["Doubled"](2).twice, k["Doubled"](2, 3).twice),
+    "abstract base": lambda k: repr(k["Concrete"](1)),
+    "names of fields": lambda k: repr(k["Odd"](5)),
+    "order of annotations": lambda k: list(k["Mixed"].__init__.__annotations__),
     "thawed subclass": lambda k: dataclasses.dataclass(type("Thawed", (k["Point"],), {})),
     "frozen subclass": lambda k: repr(
         dataclasses.dataclass(frozen=True)(type("Ice", (k["Token"],), {}))("a")
@@ -200,6 +243,40 @@ def test_a_method_is_generated_when_it_is_used_and_then_stays(quick: dict[str, A
     assert inspect.isfunction(vars(kind)["__init__"])
     assert type(vars(kind)["__repr__"]).__name__ == "_OnFirstUse"
     assert kind.__init__ is kind.__init__
+
+
+def test_a_default_before_a_field_without_one_is_told_at_once() -> None:
+    def declare(decorate: Callable[..., Any]) -> str:
+        with pytest.raises(TypeError) as told:
+
+            @decorate
+            class Wrong:
+                """Its fields are in a wrong order."""
+
+                n: int = 0
+                m: int
+
+        return str(told.value)
+
+    assert declare(quick_dataclass.dataclass) == declare(dataclasses.dataclass)
+
+
+def test_a_method_that_was_put_in_the_place_of_a_generated_one_stays(quick: dict[str, Any]) -> None:
+    kind, calls = quick["Plain"], []
+    original = vars(kind)["__init__"]
+
+    def counted(self: Any, n: int) -> None:
+        calls.append(n)
+        original.__get__(self, kind)(n)
+
+    kind.__init__ = counted
+    assert [kind(n).n for n in range(3)] == calls == [0, 1, 2]
+
+
+def test_a_class_made_of_another_ones_attributes_generates_methods_once(quick: dict[str, Any]) -> None:
+    copied = type("Copied", (), {k: v for k, v in vars(quick["Plain"]).items() if k != "__dict__"})
+    assert copied(3).n == 3
+    assert copied.__init__ is copied.__init__
 
 
 def test_threads_that_use_a_class_first_all_get_values(quick: dict[str, Any]) -> None:
