@@ -112,7 +112,8 @@ def _moves(equation: JaxprEqn) -> bool:
     if equation.primitive.name not in ("jit", "pjit"):
         return equation.primitive.name in _KEEP_FINITE
     inner = equation.params["jaxpr"]
-    literals = [a for e in inner.jaxpr.eqns for a in e.invars if isinstance(a, Literal)]
+    read = (*(a for e in inner.jaxpr.eqns for a in e.invars), *inner.jaxpr.outvars)
+    literals = [a for a in read if isinstance(a, Literal)]
     return (
         not inner.consts
         and all(_is_finite(a, set()) for a in literals)

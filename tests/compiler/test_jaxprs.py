@@ -66,7 +66,8 @@ def test_values_without_infinities_are_clipped_once() -> None:
         again = clipped(jnp.where(pick, x.reshape(2, 3), -y))  # of clipped values, only moved
         summed = clipped(clipped(again) + y)  # a sum may overflow
         unclipped = clipped(jnp.where(pick, jnp.inf, summed))
-        return clipped(summed), unclipped
+        _, constant = jax.jit(lambda value: (-value, jnp.float16(jnp.inf)))(x)
+        return clipped(summed), unclipped, clipped(constant)
 
     operands = jnp.ones(6, jnp.float16), jnp.ones((2, 3), jnp.float16), jnp.ones((2, 3), bool)
     closed = jax.make_jaxpr(moved)(*operands)
@@ -75,7 +76,7 @@ def test_values_without_infinities_are_clipped_once() -> None:
     def count(of: Any) -> int:
         return sum(e.primitive.name == CLIPPED for e in of.jaxpr.eqns)
 
-    assert (count(closed), count(short)) == (7, 4)
+    assert (count(closed), count(short)) == (8, 5)
     clip_p.def_impl(lambda value: jnp.clip(value, -65504, 65504))
     large = jnp.array([jnp.inf, 2, -jnp.inf, 60000, 5, -0.0], jnp.float16)
     operands = large, large.reshape(2, 3), jnp.array([[1, 0, 1], [0, 1, 0]], bool)
