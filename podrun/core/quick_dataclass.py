@@ -196,7 +196,7 @@ def _initializer(owner: type, *, frozen: bool) -> Callable[..., Any]:
         lines.append("self.__post_init__()")
     header = ", ".join([*arguments, *(["*", *only_named] if only_named else [])])
     method = _compiled(owner, "__init__", header, lines, around)
-    ordered = sorted((item for item in fields if item.init), key=lambda item: item.kw_only)
+    ordered = sorted((item for item in fields if item.init), key=lambda item: bool(item.kw_only))
     method.__annotations__ = {item.name: item.type for item in ordered} | {"return": None}
     return method
 

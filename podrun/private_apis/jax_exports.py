@@ -78,8 +78,8 @@ def without_locations() -> Iterator[None]:
     """A context in which this thread exports without source locations: no path, no line, no argument name of the traced
     function. So the bytes depend on what is computed and on nothing else."""
     _strip_programs()
-    _thread.strips = True
+    before, _thread.strips = getattr(_thread, "strips", False), True
     try:
         yield
     finally:
-        _thread.strips = False
+        _thread.strips = before
