@@ -193,8 +193,8 @@ def test_layers_say_which_of_their_activations_are_captured(ipu: Any) -> None:
     from podrun.tensorflow.addons.capturing import ActivationCapture, CaptureActivationGradients
 
     class Curved(tf_keras.layers.Layer):
-        def __init__(self, last_activation: Any = "relu") -> None:
-            super().__init__()
+        def __init__(self, last_activation: Any = "relu", **kwargs: Any) -> None:
+            super().__init__(**kwargs)
             self._last_activation = tf_keras.activations.get(last_activation)
 
         def get_config(self) -> dict[str, Any]:
@@ -203,8 +203,13 @@ def test_layers_say_which_of_their_activations_are_captured(ipu: Any) -> None:
     own = Curved()
     assert CaptureActivationGradients.layer_is_supported(own)
     assert not CaptureActivationGradients.layer_is_supported(tf_keras.layers.Flatten())
-    assert list(CaptureActivationGradients(own)._wrapped_activations) == ["last_activation"]
-    assert isinstance(own._last_activation, ActivationCapture)
+    captured = CaptureActivationGradients(own)
+    assert list(captured._wrapped_activations) == ["last_activation"]
+    assert isinstance(captured.layer._last_activation, ActivationCapture)
+    assert own._last_activation is tf_keras.activations.relu, "the program's layer stays as it is"
+    for asked in (CaptureActivationGradients.layer_is_supported, CaptureActivationGradients):
+        with pytest.raises(ValueError, match="Expected an instance of a keras"):
+            asked(3)
     with pytest.warns(UserWarning, match="No gradients are captured inside the loop of lstm"):
         wrapped = CaptureActivationGradients(tf_keras.layers.LSTM(2))
     assert sorted(wrapped._wrapped_activations) == ["activation", "recurrent_activation"]

@@ -120,9 +120,9 @@ class KerasGradientAccumulation(WrappedOptimizer):
     """
 
     def __new__(
-        cls, opt: Optimizer, num_mini_batches: int, *_: object, **__: object
+        cls, opt: Optimizer | None = None, num_mini_batches: int = 0, *_: object, **__: object
     ) -> KerasGradientAccumulation:
-        """The wrapper, or the wrapped optimizer where nothing accumulates."""
+        """The wrapper, or the wrapped optimizer where nothing accumulates. Copies are created without arguments."""
         whole: KerasGradientAccumulation = super().__new__(cls)
         return opt if num_mini_batches == 1 and isinstance(opt, Optimizer) else whole
 

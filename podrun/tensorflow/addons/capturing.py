@@ -8,6 +8,7 @@ the optimizer of Keras: moments of scaled gradients, divided by the factor, are 
 from __future__ import annotations
 
 import functools
+import typing
 import warnings
 from collections.abc import Callable, Mapping
 
@@ -36,8 +37,7 @@ class CaptureUpstreamGradients(tf_keras.layers.Wrapper):  # type: ignore[misc]
     _suffix = "_cug"
 
     def __init__(self, layer: tf_keras.layers.Layer, tag: str | None = None, **kwargs: object) -> None:
-        if not isinstance(layer, tf_keras.layers.Layer):
-            raise ValueError("Expected an instance of a keras.engine.base_layer.Layer")
+        _check_layer(layer)
         self._tag = layer.name + self._suffix if tag is None else tag
         kwargs.setdefault("name", self._tag)
         super().__init__(layer, **kwargs)
@@ -56,6 +56,12 @@ class CaptureUpstreamGradients(tf_keras.layers.Wrapper):  # type: ignore[misc]
         return {**super().get_config(), "tag": self._tag}
 
 
+def _check_layer(layer: object) -> None:
+    """ValueError, in the SDK's words, for what is no layer."""
+    if not isinstance(layer, tf_keras.layers.Layer):
+        raise ValueError("Expected an instance of a keras.engine.base_layer.Layer")
+
+
 def captured_if_asked(tensor: tf.Tensor, tag: str) -> tf.Tensor:
     """The tensor, whose gradient is captured where a program captures some."""
     try:
@@ -65,37 +71,52 @@ def captured_if_asked(tensor: tf.Tensor, tag: str) -> tf.Tensor:
 
 
 class CaptureActivationGradients(CaptureUpstreamGradients):
-    """A layer; the gradients that reach the inputs of its activations are captured, as ``<tag>_<argument>``. ValueError
-    for a layer without activations.
+    """A layer; the gradients that reach the inputs of its activations are captured, as ``<tag>_<argument>``. The layer
+    stays as it is: its copy is wrapped, made from its configuration, with the values of its weights. ValueError for a
+    layer without activations.
     """
 
     _suffix = "_cag"
 
     def __init__(self, layer: tf_keras.layers.Layer, tag: str | None = None, **kwargs: object) -> None:
         super().__init__(layer, tag, **kwargs)
-        places = _activation_places(layer)
+        self._places = places = _activation_places(layer)
         if not places:
             raise ValueError(
                 f"Layer {layer.name} does not use an activation function so is not supported by "
                 "keras.ipu.layers.CaptureActivationGradients"
             )
-        owner = getattr(layer, "cell", layer)  # Recurrent layers show the activations of their cell.
+        original = getattr(layer, "cell", layer)  # Recurrent layers show the activations of their cell.
+        self._unwrapped_activations = {name: getattr(original, place) for name, place in places.items()}
         self._wrapped_activations = {
-            name: ActivationCapture(getattr(owner, place), f"{self._tag}_{name}")
-            for name, place in places.items()
+            name: ActivationCapture(activation, f"{self._tag}_{name}")
+            for name, activation in self._unwrapped_activations.items()
         }
-        for name, place in places.items():
-            setattr(owner, place, self._wrapped_activations[name])
-        if owner is not layer:
+        self.layer = _copied_layer(layer, self._unwrapped_activations)
+        self._set_activations(self._wrapped_activations)
+        if original is not layer:
             warnings.warn(
                 f"No gradients are captured inside the loop of {layer.name}: capture those of what it gives, with "
                 "keras.ipu.layers.CaptureUpstreamGradients around the next layer.",
                 stacklevel=2,
             )
 
+    def _set_activations(self, activations: Mapping[str, Callable[[tf.Tensor], tf.Tensor]]) -> None:
+        for name, place in self._places.items():
+            setattr(getattr(self.layer, "cell", self.layer), place, activations[name])
+
+    def get_config(self) -> dict[str, object]:
+        """The layer with its own activations, and the tag."""
+        self._set_activations(self._unwrapped_activations)
+        try:
+            return super().get_config()
+        finally:
+            self._set_activations(self._wrapped_activations)
+
     @staticmethod
     def layer_is_supported(layer: tf_keras.layers.Layer) -> bool:
-        """Whether a layer has activations."""
+        """Whether a layer has activations. ValueError for what is no layer."""
+        _check_layer(layer)
         return bool(_activation_places(layer))
 
     def call(self, inputs: tf.Tensor, *args: object, **kwargs: object) -> tf.Tensor:
@@ -114,15 +135,29 @@ def _activation_places(layer: tf_keras.layers.Layer) -> dict[str, str]:
     }
 
 
+def _copied_layer(
+    layer: tf_keras.layers.Layer, activations: Mapping[str, Callable[[tf.Tensor], tf.Tensor]]
+) -> tf_keras.layers.Layer:
+    """A layer of the same configuration, with those activations; with the same values if it has been built."""
+    copied = type(layer).from_config({**layer.get_config(), **activations})
+    if layer.weights:
+        copied.build(layer._build_input_shape)
+        copied.built = True
+        copied.set_weights(layer.get_weights())
+    return copied
+
+
 class ActivationCapture:
-    """An activation of a layer; the gradient that reaches its inputs is captured under ``tag``."""
+    """An activation of a layer, called with a tensor and returning one of its shape and dtype, as ``activation`` does.
+    The gradient that reaches its input is captured under ``tag`` where a program captures gradients.
+    """
 
     def __init__(self, activation: Callable[[tf.Tensor], tf.Tensor], tag: str) -> None:
         self._activation, self._tag = activation, tag
         self.__name__ = getattr(activation, "__name__", "activation")
 
     def __call__(self, inputs: tf.Tensor) -> tf.Tensor:
-        """The activation's outputs."""
+        """The outputs of the activation for ``inputs``."""
         return self._activation(captured_if_asked(inputs, self._tag))
 
 
@@ -193,6 +228,14 @@ class ALSGradientAccumulationOptimizer(KerasGradientAccumulation):
     """Each mini-batch's gradients, and those that layers captured, are counted by the `ALSOptimizer`, which may change
     its factor then, as in the SDK. The unscaled gradients are accumulated for the optimizer in it.
     """
+
+    def __new__(
+        cls, als_optimizer: ALSOptimizer | None = None, num_mini_batches: int = 0, *_: object, **__: object
+    ) -> ALSGradientAccumulationOptimizer:
+        """The wrapper, or the wrapped optimizer where nothing accumulates."""
+        return typing.cast(
+            "ALSGradientAccumulationOptimizer", super().__new__(cls, als_optimizer, num_mini_batches)
+        )
 
     def __init__(
         self, als_optimizer: ALSOptimizer, num_mini_batches: int, *args: object, **kwargs: object
