@@ -92,3 +92,32 @@ def test_accumulating_optimizers_take_keywords_and_are_copied(ipu: Any) -> None:
     for optimizer in (plain, copy.copy(plain), copy.deepcopy(plain), copy.copy(scaled)):
         assert optimizer.get_config()["num_mini_batches"] == 4
         assert float(optimizer.learning_rate) == 0.25
+
+
+def test_options_of_loss_scaling_are_attributes_that_are_read_when_they_are_used(ipu_device: None) -> None:
+    import tensorflow as tf
+
+    from podrun.tensorflow.sdk.scaling_optimizer import AutomaticLossScalingOptimizer
+
+    v1 = tf.compat.v1
+    with tf.Graph().as_default(), v1.Session() as session:
+        optimizer = AutomaticLossScalingOptimizer(v1.train.GradientDescentOptimizer(0.5), update_frequency=8)
+        optimizer.update_frequency, optimizer.increase_factor = 1, 4.0
+        weight = v1.get_variable("weight", initializer=tf.constant([1.0, 2.0], tf.float16), use_resource=True)
+        step = optimizer.minimize(tf.reduce_sum(tf.cast(weight, tf.float32)))
+        session.run(v1.global_variables_initializer())
+        session.run(step)
+        assert session.run(optimizer.loss_scaling_factor) == 4.0
+        assert session.run(optimizer.histogram_levels).tolist() == [65504.0]
+        with pytest.raises(AttributeError):
+            optimizer.__match_args__  # noqa: B018
+
+
+def test_values_of_halves_are_counted_up_to_an_edge(ipu_device: None) -> None:
+    import tensorflow as tf
+
+    from podrun.tensorflow.sdk.scaling_optimizer import _EDGE, counted_halves
+
+    halves = tf.constant([1.0, 65472.0, -65504.0, np.inf, np.nan], tf.float16)
+    assert counted_halves([halves, tf.ones(3)], _EDGE).numpy().tolist() == [2.0, 3.0]
+    assert counted_halves([halves], 1.0).numpy().tolist() == [1.0, 4.0]

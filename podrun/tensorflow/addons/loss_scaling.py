@@ -10,6 +10,7 @@ from tf_keras.optimizers.legacy import Optimizer
 from podrun.tensorflow.addons.accumulating_wrappers import WrappedOptimizer
 from podrun.tensorflow.keras.accumulating_optimizers import accumulated, wrapped_update
 from podrun.tensorflow.sdk.gradient_accumulation import GradientPairs
+from podrun.tensorflow.sdk.scaling_optimizer import check_scaling_bounds, counted_halves
 
 _READ_ONLY = frozenset({
     "histogram", "normalized_histogram", "loss_scaling_factor", "clip_levels", "decrease_factor",
@@ -266,26 +267,19 @@ class ALSOptimizer(WrappedOptimizer):
     def unscaled_and_counted(
         self, grads_and_vars: GradientPairs, captured_grads: Mapping[str, tf.Tensor]
     ) -> tuple[GradientPairs, tuple[tf.Tensor, tf.Tensor]]:
-        """The unscaled gradients with their variables, and the counts of the scaled ones and of captured ones."""
+        """For scaled gradients with their variables, and captured ones by tag: the pairs with unscaled gradients,
+        without those that are None, and the counts of both, each two float32: values up to the edge and above it.
+        """
         pairs = [(g, v) for g, v in grads_and_vars if g is not None]
         grads = self.get_unscaled_gradients([g for g, _ in pairs])
-        own = self._counted([] if self.captured_grads_only else [g for g, _ in pairs])
-        counts = own, self._counted(tf.nest.flatten(captured_grads))
+        own = counted_halves([] if self.captured_grads_only else [g for g, _ in pairs], self._edge)
+        counts = own, counted_halves(tf.nest.flatten(captured_grads), self._edge)
         return list(zip(grads, [v for _, v in pairs], strict=True)), counts
 
-    def _counted(self, grads: Sequence[tf.Tensor]) -> tf.Tensor:
-        """The values of gradients in float16 up to the edge, and all others: those above it and those that are NaN."""
-        below, above = tf.constant(0.0), tf.constant(0.0)
-        for gradient in grads:
-            if gradient.dtype == tf.float16:
-                small = tf.abs(tf.cast(gradient, tf.float32)) <= self._edge
-                count = tf.reduce_sum(tf.cast(small, tf.float32))
-                below, above = below + count, above + (tf.cast(tf.size(gradient), tf.float32) - count)
-        return tf.stack([below, above])
-
     def changed_scale(self, counts: tf.Tensor, captured: tf.Tensor) -> tf.Operation:
-        """Change the factor when it is due. The filter passes ``1 - lpf_alpha`` of each count, but all of what is
-        captured in the call that changes the factor, as in the SDK.
+        """An operation that adds the counts of a call, two float32 as `unscaled_and_counted` gives them for gradients
+        and for captured ones, and changes the factor when it is due. The filter passes ``1 - lpf_alpha`` of each count,
+        but all of what is captured in the call that changes the factor, as in the SDK.
         """
         period, factor, most, threshold, alpha = (
             tf.convert_to_tensor(self._settings[name])
@@ -314,23 +308,10 @@ class ALSOptimizer(WrappedOptimizer):
 
 def _check_scaling(options: Mapping[str, float]) -> None:
     """ValueError for settings of loss scaling that are no powers of two, or out of bounds."""
-    initial, factor, most = (
-        options[name]
-        for name in ("initial_loss_scaling_factor", "increase_factor", "max_loss_scaling_factor")
-    )
     for name, value in options.items():
         power = value >= 1 and int(value) == value and not int(value) & (int(value) - 1)
         if name.endswith("_factor") and not power:
             raise ValueError(f"{name} must be a power of two that is at least 1, not {value}.")
-    if options["update_frequency"] < 1:
-        raise ValueError(f"update_frequency must be nonzero and positive, not {options['update_frequency']}.")
-    if not 0 < options["ratio_threshold"] < 1:
-        raise ValueError("ratio_threshold must be greater than zero and less than one.")
     if not 0 <= options["lpf_alpha"] <= 1:
         raise ValueError("lpf_alpha must be between 0 and 1.")
-    if initial >= most:
-        raise ValueError("initial_loss_scaling_factor must be less than max_loss_scaling_factor.")
-    if initial * factor >= most:
-        raise ValueError(
-            "initial_loss_scaling_factor x increase_factor must be less than max_loss_scaling_factor."
-        )
+    check_scaling_bounds(options)
