@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from podrun.tensorflow.capture.program_graphs import in_program
 from podrun.tensorflow.sdk import sequence_attention
 from podrun.tensorflow.sdk.sequence_decoding import (
     BasicSequenceDecoder,
@@ -22,7 +23,9 @@ from podrun.tensorflow.sdk.sequence_decoding import (
     SequenceHelper,
     Structure,
     TeacherForcing,
+    check_cell_and_layer,
     dynamic_decode,
+    length_of,
     sequence_loss,
 )
 
@@ -30,7 +33,9 @@ _v1 = tf.compat.v1
 
 
 class BeamStep(NamedTuple):
-    """``BeamSearchDecoderOutput``: what a step gives for each beam, ``[batch, beams]`` each."""
+    """``BeamSearchDecoderOutput``: what a step gives for each beam, ``[batch, beams]`` each: the score, in the dtype of
+    the cell's state, the symbol it ends with (int32), and the beam of the step before that it continues (int32).
+    """
 
     scores: tf.Tensor
     predicted_ids: tf.Tensor
@@ -38,7 +43,9 @@ class BeamStep(NamedTuple):
 
 
 class BeamState(NamedTuple):
-    """``BeamSearchDecoderState``: the cell's state ``[batch, beams, ...]``, and what is known of each beam."""
+    """``BeamSearchDecoderState``: the cell's state ``[batch, beams, ...]``, and ``[batch, beams]`` each: the logarithm
+    of a beam's probability, whether it has its end symbol, and its symbols so far (int64), the end symbol among them.
+    """
 
     cell_state: Structure
     log_probs: tf.Tensor
@@ -48,20 +55,38 @@ class BeamState(NamedTuple):
 
 
 class DecodedBeams(NamedTuple):
-    """``FinalBeamSearchDecoderOutput``: the symbols ``[time, batch, beams]``, the likeliest beam first."""
+    """``FinalBeamSearchDecoderOutput``: the symbols, int32, the likeliest beam first, and what the steps gave.
+
+    `BeamSearch.finalize` makes them ``[time, batch, beams]``; `dynamic_decode` gives ``[batch, time, beams]`` unless it
+    is asked for time first.
+    """
 
     predicted_ids: tf.Tensor
     beam_search_decoder_output: BeamStep
 
 
 def tile_batch(t: Structure, multiplier: int, name: str | None = None) -> Structure:
-    """Each row of the tensors ``multiplier`` times in a row; what has no rows stays."""
-    return tf.nest.map_structure(lambda x: tf.repeat(x, multiplier, 0) if x.shape.rank else x, t)
+    """Tensors or arrays ``[batch, ...]`` with each row ``multiplier`` times in a row: ``[batch * multiplier, ...]``.
+    ValueError, as in contrib, for scalars and tensors of unknown rank.
+    """
+
+    def tiled(x: tf.Tensor) -> tf.Tensor:
+        x = tf.convert_to_tensor(x)
+        if not x.shape.rank:
+            raise ValueError("t must have statically known rank")
+        return tf.repeat(x, multiplier, 0)
+
+    with _v1.name_scope(name, "tile_batch", [*tf.nest.flatten(t), multiplier]):
+        return tf.nest.map_structure(tiled, t)
 
 
 class BeamSearch(SequenceDecoder):
-    """``BeamSearchDecoder``. ``initial_state`` has a row for each beam (`tile_batch`). ValueError for start symbols
-    that are no vector, and an end symbol that is no scalar.
+    """``BeamSearchDecoder``: the ``beam_width`` likeliest sequences that start behind ``start_tokens`` ``[batch]``.
+
+    ``embedding``: a table ``[symbols, depth]``, or a function of symbols ``[batch, beams]``; ``initial_state``
+    ``[batch * beams, ...]`` has a row for each beam (`tile_batch`); ``output_layer`` makes logits ``[..., symbols]`` of
+    the cell's outputs. TypeError for other cells and layers; ValueError for start symbols that are no vector, an end
+    symbol that is no scalar, a state of other rows, and in a program for a batch that is not known.
     """
 
     def __init__(
@@ -79,6 +104,7 @@ class BeamSearch(SequenceDecoder):
     ) -> None:
         if coverage_penalty_weight:
             raise NotImplementedError("podrun does not have coverage_penalty_weight: leave it out")
+        check_cell_and_layer(cell, output_layer)
         self._cell, self._output_layer = cell, output_layer
         self._embedding_fn = embedding if callable(embedding) else lambda ids: tf.gather(embedding, ids)
         self._start_tokens = tf.convert_to_tensor(start_tokens, tf.int32)
@@ -87,10 +113,15 @@ class BeamSearch(SequenceDecoder):
             raise ValueError("start_tokens must be a vector")
         if self._end_token.shape.rank != 0:
             raise ValueError("end_token must be a scalar")
-        self.batch_size, self._beam_width = int(self._start_tokens.shape[0]), beam_width
+        self.batch_size, self._beam_width = length_of(self._start_tokens), beam_width
+        if in_program() and not isinstance(self.batch_size, int):
+            raise ValueError(
+                "start_tokens must have a known number of sequences in a program for an IPU. Say how many there are: "
+                "start_tokens.set_shape([8]), or tf.fill([8], start_token)"
+            )
         self._length_penalty_weight = length_penalty_weight
-        self._dtype = tf.nest.flatten(initial_state)[0].dtype
         self._initial_cell_state = tf.nest.map_structure(self._split, initial_state)
+        self._dtype = tf.nest.flatten(self._initial_cell_state)[0].dtype
         self._start_inputs = self._embedding_fn(tf.repeat(self._start_tokens[:, tf.newaxis], beam_width, 1))
 
     @property
@@ -109,24 +140,48 @@ class BeamSearch(SequenceDecoder):
         return BeamStep(self._dtype, tf.int32, tf.int32)
 
     def _split(self, x: tf.Tensor) -> tf.Tensor:
-        """``[batch, beams, ...]`` of ``[batch * beams, ...]``."""
-        return tf.reshape(x, [self.batch_size, self._beam_width, *x.shape[1:]]) if x.shape.rank else x
+        """``[batch, beams, ...]`` of ``[batch * beams, ...]``. ValueError for other rows and an unknown rank."""
+        if isinstance(x, tf.TensorArray):
+            raise TypeError(
+                "TensorArray state is not supported by BeamSearchDecoder: give the cell's state as tensors"
+            )
+        x = tf.convert_to_tensor(x)
+        if x.shape.rank is None:
+            raise ValueError(f"Expected tensor ({x}) to have known rank, but ndims == None.")
+        if x.shape.rank == 0:
+            return x
+        rows = tf.compat.dimension_value(x.shape[0])
+        if (
+            rows is not None
+            and isinstance(self.batch_size, int)
+            and rows != self.batch_size * self._beam_width
+        ):
+            raise ValueError(
+                f"The state has {rows} rows, not batch_size * beam_width == {self.batch_size} * {self._beam_width}. "
+                "Perhaps you forgot to create a zero_state with batch_size=encoder_batch_size * beam_width? "
+                "States of an encoder are tiled: tile_batch(state, beam_width)"
+            )
+        return tf.reshape(x, [self.batch_size, self._beam_width, *_sizes(x)[1:]])
 
     def _merged(self, x: tf.Tensor) -> tf.Tensor:
-        return tf.reshape(x, [self.batch_size * self._beam_width, *x.shape[2:]]) if x.shape.rank else x
+        return tf.reshape(x, [self.batch_size * self._beam_width, *_sizes(x)[2:]]) if x.shape.rank else x
 
     def initialize(self, name: str | None = None) -> tuple[tf.Tensor, Structure, BeamState]:
-        """What is finished before the first step, its inputs and its state: the first beam of each sequence counts."""
+        """Before the first step: what is finished ``[batch, beams]``, inputs ``[batch, beams, ...]``, and the state.
+        Only the first beam of each sequence counts; the others are finished, and have no probability.
+        """
         first = tf.repeat([[0.0] + [-math.inf] * (self._beam_width - 1)], self.batch_size, 0)
         finished = tf.math.is_inf(first)
-        lengths = tf.zeros_like(first, tf.int32)
+        lengths = tf.zeros_like(first, tf.int64)
         state = BeamState(self._initial_cell_state, tf.cast(first, self._dtype), finished, lengths, ())
         return finished, self._start_inputs, state
 
     def step(
         self, time: tf.Tensor, inputs: Structure, state: BeamState, name: str | None = None
     ) -> tuple[BeamStep, BeamState, Structure, tf.Tensor]:
-        """A step: its results, the next state and inputs, and what is finished."""
+        """Run the cell for one symbol of each beam: inputs ``[batch, beams, ...]`` and the state -> results and state
+        of the beams that go on, the embeddings of their symbols, and which are finished ``[batch, beams]``.
+        """
         with _v1.name_scope(name, "BeamSearchDecoderStep", (time, inputs, state)):
             merged = tf.nest.map_structure(self._merged, (inputs, state.cell_state))
             logits, cell_state = self._cell(*merged)  # type: ignore[operator]
@@ -143,13 +198,13 @@ class BeamSearch(SequenceDecoder):
         symbols = int(logits.shape[-1])
         is_end = tf.equal(tf.range(symbols), self._end_token)
         stays = tf.compat.v2.where(
-            is_end, tf.constant(0.0, logits.dtype), tf.constant(-math.inf, logits.dtype)
+            is_end, tf.constant(0.0, logits.dtype), tf.constant(logits.dtype.min, logits.dtype)
         )
         finished = state.finished[..., tf.newaxis]
         totals = state.log_probs[..., tf.newaxis] + tf.compat.v2.where(
             finished, stays, tf.nn.log_softmax(logits)
         )
-        longer = tf.cast(tf.logical_not(finished | is_end), tf.int32)
+        longer = tf.cast(tf.logical_not(finished | is_end), tf.int64)
         lengths = state.lengths[..., tf.newaxis] + longer
         penalty = ((5.0 + tf.cast(lengths, totals.dtype)) / 6.0) ** self._length_penalty_weight
         flat = [self.batch_size, self._beam_width * symbols]
@@ -164,7 +219,7 @@ class BeamSearch(SequenceDecoder):
             tf.nest.map_structure(of_parents, cell_state),
             tf.gather(tf.reshape(totals, flat), places, batch_dims=1),
             before | tf.equal(words, self._end_token),
-            of_parents(state.lengths) + tf.cast(tf.logical_not(before), tf.int32),
+            of_parents(state.lengths) + tf.cast(tf.logical_not(before), tf.int64),
             (),
         )
         return BeamStep(scores, words, parents), following
@@ -172,19 +227,28 @@ class BeamSearch(SequenceDecoder):
     def finalize(  # type: ignore[override]
         self, outputs: BeamStep, final_state: BeamState, sequence_lengths: tf.Tensor
     ) -> tuple[DecodedBeams, BeamState]:
-        """The symbols of each beam, with end symbols behind the first one."""
-        longest = tf.reduce_max(final_state.lengths, 1)[:, tf.newaxis]
+        """After the last step: results ``[time, batch, beams]`` of all steps -> the symbols of each beam, with end
+        symbols behind the first one, and the same state. ``sequence_lengths`` is not read: the state has them.
+        """
+        longest = tf.cast(tf.reduce_max(final_state.lengths, 1), tf.int32)[:, tf.newaxis]
         ids = traced_beams(outputs.predicted_ids, outputs.parent_ids, longest, self._end_token)
         return DecodedBeams(ids, outputs), final_state
+
+
+def _sizes(x: tf.Tensor) -> list[int | tf.Tensor]:
+    """The size of each axis: numbers where they are known, otherwise scalars that a run finds out."""
+    return [tf.shape(x)[i] if size is None else size for i, size in enumerate(x.shape.as_list())]
 
 
 def traced_beams(ids: tf.Tensor, parents: tf.Tensor, lengths: tf.Tensor, end_token: tf.Tensor) -> tf.Tensor:
     """The symbols of the beams of the last step, from that step back to the first: ``[time, batch, beams]``, with end
     symbols behind ``lengths`` ``[batch, 1]`` and behind the first end symbol.
     """
-    steps = tf.shape(ids)[0] if ids.shape[0] is None else int(ids.shape[0])
+    steps = length_of(ids)
+    if isinstance(steps, int) and not steps:
+        return ids
     written = tf.TensorArray(tf.int32, steps, element_shape=ids.shape[1:])
-    start = tf.zeros_like(parents[0]) + tf.range(int(ids.shape[2]))
+    start = tf.broadcast_to(tf.range(int(ids.shape[2])), _sizes(ids)[1:])
 
     def back(
         count: tf.Tensor, beams: tf.Tensor, array: tf.TensorArray

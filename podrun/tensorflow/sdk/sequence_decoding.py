@@ -52,6 +52,7 @@ class BasicSequenceDecoder(SequenceDecoder):
         initial_state: Structure,
         output_layer: object | None = None,
     ) -> None:
+        check_cell_and_layer(cell, output_layer)
         self._cell, self._helper = cell, helper
         self._initial_state, self._output_layer = initial_state, output_layer
 
@@ -136,7 +137,7 @@ class TeacherForcing(SequenceHelper):
             x if time_major else _exchanged(x) for x in map(tf.convert_to_tensor, tf.nest.flatten(inputs))
         ]
         arrays = [
-            tf.TensorArray(x.dtype, _length_of(x), element_shape=x.shape[1:], clear_after_read=False).unstack(
+            tf.TensorArray(x.dtype, length_of(x), element_shape=x.shape[1:], clear_after_read=False).unstack(
                 x
             )
             for x in steps
@@ -144,8 +145,8 @@ class TeacherForcing(SequenceHelper):
         self._inputs = inputs
         self._input_tas = tf.nest.pack_sequence_as(inputs, arrays)
         self._sequence_length = tf.convert_to_tensor(sequence_length, tf.int32)
-        self._last_step = _length_of(steps[0]) - 1
-        self.batch_size = self._sequence_length.shape[0]
+        self._last_step = length_of(steps[0]) - 1
+        self.batch_size = length_of(self._sequence_length)
 
     def _read(self, time: object) -> Structure:
         within = tf.minimum(time, self._last_step)
@@ -185,7 +186,7 @@ class OwnSamples(SequenceHelper):
         if self._end_token.shape.rank != 0:
             raise ValueError("end_token must be a scalar")
         self._start_inputs = self._embedding_fn(self._start_tokens)
-        self.batch_size = self._start_tokens.shape[0]
+        self.batch_size = length_of(self._start_tokens)
 
     def initialize(self, name: str | None = None) -> tuple[tf.Tensor, Structure]:
         """Nothing is finished; the embeddings of the start symbols."""
@@ -237,41 +238,49 @@ def dynamic_decode(
     scope: object | None = None,
 ) -> tuple[Structure, Structure, tf.Tensor]:
     """Run a decoder until all sequences are finished, at most ``maximum_iterations`` steps: the results of all steps,
-    the last state, and the steps of each sequence. Steps that were not run give zeros.
+    the last state, and the steps of each sequence. Of a constant number, steps that were not run give zeros; of a
+    tensor, which the host takes, there are results of the steps that were run.
 
-    TypeError for no decoder; ValueError, as in contrib, in a program without a constant ``maximum_iterations``, which
-    decides the shape of the results.
+    TypeError for no decoder; ValueError, as in contrib, for a ``maximum_iterations`` that is no scalar, and in a
+    program without a constant one, which decides the shape of the results.
     """
     if not isinstance(decoder, SequenceDecoder):
         raise TypeError(f"Expected decoder to be type Decoder, but saw: {type(decoder)}")
-    steps = None if maximum_iterations is None else tf.get_static_value(maximum_iterations)
-    if steps is None and (in_program() or maximum_iterations is not None):
+    steps: int | tf.Tensor | None = None
+    if maximum_iterations is not None:
+        most = tf.convert_to_tensor(maximum_iterations)
+        if most.shape.rank != 0:
+            raise ValueError("maximum_iterations must be a scalar")
+        if not most.dtype.is_integer:
+            raise TypeError(f"maximum_iterations must be an integer, but saw {most.dtype.name}")
+        known = tf.get_static_value(most)
+        steps = tf.cast(most, tf.int32) if known is None else max(int(known), 0)
+    if in_program() and not isinstance(steps, int):
         raise ValueError(
-            "maximum_iterations is required for XLA compilation. Say how many steps there are at most, which decides "
-            "the shape of the results: dynamic_decode(decoder, maximum_iterations=20)"
+            "maximum_iterations is required for XLA compilation. Say how many steps there are at most, as a number, "
+            "which decides the shape of the results: dynamic_decode(decoder, maximum_iterations=20)"
         )
     with _v1.variable_scope(scope, "decoder"):
-        return _DecodingLoop(decoder, steps if steps is None else int(steps), impute_finished).run(
-            output_time_major
-        )
+        return _DecodingLoop(decoder, steps, impute_finished).run(output_time_major)
 
 
 class _DecodingLoop:
     """The ``tf.while_loop`` of `dynamic_decode`: its body, and the arrays that collect results."""
 
-    def __init__(self, decoder: SequenceDecoder, steps: int | None, impute: bool) -> None:
+    def __init__(self, decoder: SequenceDecoder, steps: int | tf.Tensor | None, impute: bool) -> None:
         self.decoder, self.steps, self.impute = decoder, steps, impute
 
     def run(self, time_major: bool) -> tuple[Structure, Structure, tf.Tensor]:
         """Loop, and put the results of the steps together."""
         finished, inputs, state = self.decoder.initialize()  # type: ignore[attr-defined]
         size, kind = self.decoder.output_size, self.decoder.output_dtype  # type: ignore[attr-defined]
-        batch = self.decoder.batch_size  # type: ignore[attr-defined]
+        batch = tf.get_static_value(self.decoder.batch_size)  # type: ignore[attr-defined]
+        known = isinstance(self.steps, int)
         arrays = [
             tf.TensorArray(
                 d,
-                size=self.steps or 0,
-                dynamic_size=self.steps is None,
+                size=self.steps if known else 0,
+                dynamic_size=not known,
                 element_shape=tf.TensorShape([batch]).concatenate(tf.TensorShape(s)),
             )
             for s, d in zip(tf.nest.flatten(size), tf.nest.flatten(kind), strict=True)
@@ -314,9 +323,18 @@ class _DecodingLoop:
         return time + 1, arrays, next_state, inputs, ended, lengths
 
 
-def _length_of(x: tf.Tensor) -> int | tf.Tensor:
+def length_of(x: tf.Tensor) -> int | tf.Tensor:
     """The size of the first axis, which on the host may be found out as late as in a run."""
-    return tf.shape(x)[0] if x.shape[0] is None else int(x.shape[0])
+    size = tf.compat.dimension_value(x.shape[0])
+    return tf.shape(x)[0] if size is None else int(size)
+
+
+def check_cell_and_layer(cell: object, output_layer: object | None) -> None:
+    """TypeError, in contrib's words, for what is no cell of a recurrent network, and no layer of outputs."""
+    if not callable(cell) or not all(hasattr(cell, x) for x in ("output_size", "state_size", "zero_state")):
+        raise TypeError(f"cell must be an RNNCell, received: {type(cell)}")
+    if output_layer is not None and not isinstance(output_layer, tf.Module):
+        raise TypeError(f"output_layer must be a Layer, received: {type(output_layer)}")
 
 
 def _exchanged(x: tf.Tensor) -> tf.Tensor:
