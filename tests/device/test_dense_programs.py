@@ -12,12 +12,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.xla_metadata import set_xla_metadata
+from jax.interpreters.mlir import make_ir_context
 
 from podrun.compiler.export import PieceFunction, export_piece
 from podrun.core.executable import Computation
 from podrun.device.xla import convolutions, dense_programs, pieces
 from podrun.device.xla.dense_steps import DenseKind, DenseOperation, DenseReduction, DenseSteps
+from podrun.device.xla.layer_marks import main_blocks
 from podrun.device.xla.pieces import Piece, PieceCache
+from podrun.private_apis.jax import mlir
 
 pytestmark = pytest.mark.skipif(not convolutions.available(), reason="no oneDNN here")
 native: Any = importlib.import_module("podrun.device.xla._onednn")
@@ -138,6 +142,41 @@ def test_other_pieces_stay_with_xla(more: Callable[[dict[str, Any]], Any]) -> No
     np.testing.assert_allclose(
         results(piece)[-1], np.asarray(function(operands())["more"]), rtol=2e-3, atol=1e-5
     )
+
+
+def test_a_call_that_is_not_inlined_is_computed() -> None:
+    """Only calls that give back their argument are walls."""
+    inner = jax.jit(lambda v: v * 2 + 1)
+
+    def function(values: dict[str, Any]) -> dict[str, Any]:
+        with set_xla_metadata(inlineable="false"):
+            y = inner(values["x"] @ values["w"])
+        return {"y": jnp.tanh(y[:, :8])}
+
+    piece = PieceCache(None).piece(computation(function), ())
+    (right,) = float64(function)
+    np.testing.assert_allclose(results(piece)[0], right, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("operands", "returned", "reads"),
+    [("%1, %2", "%3", True), ("%2, %2", "%3", False), ("%1, %1", "%3", False), ("%1, %2", "%2", False)],
+)
+def test_a_region_has_to_combine_both_arguments(operands: str, returned: str, reads: bool) -> None:
+    text = f"""func.func public @main(%a: tensor<4x8xf32>) -> tensor<4xf32> {{
+        %z = stablehlo.constant dense<0.0> : tensor<f32>
+        %0 = "stablehlo.reduce"(%a, %z) <{{dimensions = array<i64: 1>}}> ({{
+          ^bb0(%1: tensor<f32>, %2: tensor<f32>):
+            %3 = stablehlo.add {operands} : tensor<f32>
+            stablehlo.return {returned} : tensor<f32>
+        }}) : (tensor<4x8xf32>, tensor<f32>) -> tensor<4xf32>
+        return %0 : tensor<4xf32> }}"""
+    ir, context = mlir(), make_ir_context()
+    with context, ir.Location.unknown():
+        module = ir.Module.parse(text)
+        block = next(iter(main_blocks(ir, module)))
+        reading = dense_programs._DenseReading(frozenset())
+        assert reading.read(block.arguments, [op.operation for op in block]) is reads
 
 
 def test_without_a_large_product_or_the_library_pieces_stay_with_xla(monkeypatch: pytest.MonkeyPatch) -> None:

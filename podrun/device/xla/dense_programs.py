@@ -22,7 +22,7 @@ import numpy as np
 
 from podrun.core.quick_dataclass import dataclass
 from podrun.device.xla.dense_steps import DenseOperation, DenseReduction, DenseSteps, DenseView
-from podrun.device.xla.epilogues import nested
+from podrun.device.xla.epilogues import is_identity, nested
 from podrun.device.xla.layer_marks import main_blocks
 from podrun.device.xla.matrix_products import (
     MOST_PLACES,
@@ -37,7 +37,7 @@ from podrun.private_apis.jax import mlir, stablehlo
 if TYPE_CHECKING:
     from jax.stages import Lowered
 
-    from podrun.private_apis.mlir_types import MlirOperation, MlirValue
+    from podrun.private_apis.mlir_types import MlirModule, MlirOperation, MlirValue
 
 _DTYPES = {"f32": "float32", "i32": "int32", "i1": "bool"}
 _FLOATS = {
@@ -67,7 +67,7 @@ _OTHERS = ("compare", "select", "convert", "reduce", "gather", "scatter", "dot_g
 _INSIDE = ("return", *(name for name, _ in _SUMS))
 _KNOWN = frozenset(f"stablehlo.{name}" for name in (*_FLOATS, *_TRUTHS, *_SAME, *_OTHERS, *_INSIDE))
 _SQUARE = "chlo.square"
-_AROUND = frozenset((_SQUARE, "func.func", "func.return", "func.call", "sdy.mesh"))
+_READ = _KNOWN | {_SQUARE, "func.func", "func.return", "func.call", "sdy.mesh"}
 MOST_OPERATIONS_READ = 1000
 """Pieces with more operations stay XLA's: the C module has room for four steps each."""
 
@@ -128,27 +128,45 @@ def may_be_dense(lowered: Lowered, available: Callable[[], bool]) -> bool:
     """Whether a ``jax.stages.Lowered`` has a product for the library and no operation that is not known here.
     ``available``: whether the library is there, asked last."""
     module = stablehlo(lowered)
-    for count, op in enumerate(nested(module.operation)):
-        if count == MOST_OPERATIONS_READ or not _is_known(op):
+    operations: list[MlirOperation] = []
+    for op in nested(module.operation):
+        if len(operations) == MOST_OPERATIONS_READ or op.name not in _READ:
             return False
-    return has_product(module) and available()
-
-
-def _is_known(op: MlirOperation) -> bool:
-    return op.name in _KNOWN | _AROUND and all(_kind(value) in _DTYPES for value in op.results)
+        operations.append(op)
+    known = all(_kind(value) in _DTYPES for op in operations for value in op.results)
+    return known and has_product(module) and available()
 
 
 def dense_program(lowered: Lowered) -> DenseProgram | None:
     """A ``jax.stages.Lowered`` that `may_be_dense` as a training step for the C module, or None: XLA is to compute it,
     lowered once more, since its products are calls of the library by now."""
     rewrite_products(lowered, lambda: True, small=True)
-    ir, module, reading = mlir(), stablehlo(lowered), _DenseReading()
+    ir, module = mlir(), stablehlo(lowered)
     with module.context, ir.Location.unknown():
+        reading = _DenseReading(_walls(module))
         block = next(iter(main_blocks(ir, module)))
         is_read = reading.read(block.arguments, [op.operation for op in block])
     if not is_read or not reading.steps.is_worth_it:
         return None
     return DenseProgram(tuple(reading.steps.numbers()), tuple(reading.results))
+
+
+def _walls(module: MlirModule) -> frozenset[str]:
+    """The functions that give back what they are given, as calls name them."""
+    functions = [op.operation for op in module.body.operations if op.operation.name == "func.func"]
+    return frozenset(
+        f"@{op.attributes['sym_name'].value}" for op in functions if is_identity(op.regions[0].blocks[0])
+    )
+
+
+def _combines(op: MlirOperation) -> str:
+    """The operation by which a region combines its two arguments to what it returns; empty if it does otherwise."""
+    block = op.regions[0].blocks[0]
+    inside = [o.operation for o in block.operations]
+    if len(inside) != 2 or len(block.arguments) != 2 or list(inside[0].operands) != list(block.arguments):
+        return ""
+    gives_it = list(inside[1].operands) == list(inside[0].results)
+    return inside[0].name.removeprefix("stablehlo.") if gives_it else ""
 
 
 def _kind(value: MlirValue) -> str:
@@ -160,9 +178,10 @@ def _shape(value: MlirValue) -> tuple[int, ...]:
 
 
 class _DenseReading:
-    """Translates operations into steps."""
+    """Translates operations into steps. ``walls``: functions that give back what they are given, as calls name them."""
 
-    def __init__(self) -> None:
+    def __init__(self, walls: frozenset[str]) -> None:
+        self._walls = walls
         self.steps = DenseSteps()
         self.results: list[tuple[tuple[int, ...], str]] = []
         self._views: dict[Any, DenseView] = {}
@@ -192,8 +211,12 @@ class _DenseReading:
         if kind not in _DTYPES or any(_kind(value) not in _DTYPES for value in op.operands):
             return None
         read = [self._views[value] for value in op.operands]
-        if name in ("optimization_barrier", "func.call"):  # A wall of the compiler's.
-            return read[0] if len(read) == 1 else None
+        if name in (
+            "optimization_barrier",
+            "func.call",
+        ):  # A wall of the compiler's, or a call that is not inlined.
+            is_wall = name != "func.call" or str(op.attributes["callee"]) in self._walls
+            return read[0] if is_wall and len(read) == 1 else None
         if name in _SAME:
             return self._same(name, op, read)
         if name == "reduce":
@@ -231,10 +254,9 @@ class _DenseReading:
         return None if bits is None else self.steps.number(bits, sizes)
 
     def _reduced(self, op: MlirOperation, read: Sequence[DenseView]) -> DenseView | None:
-        inside = [o.operation.name.removeprefix("stablehlo.") for o in op.regions[0].blocks[0].operations]
-        if len(read) != 2 or len(inside) != 2:
+        if len(read) != 2:
             return None
-        what, begins = _SUMS.get((inside[0], _kind(op.results[0])), (None, ()))
+        what, begins = _SUMS.get((_combines(op), _kind(op.results[0])), (None, ()))
         first = _number(op.operands[1])
         if what is None or first not in begins:
             return None
@@ -267,8 +289,7 @@ class _DenseReading:
             last,
         ]
         same = str(op.attributes["scatter_dimension_numbers"]) == f"#stablehlo.scatter<{', '.join(fields)}>"
-        inside = [o.operation.name for o in op.regions[0].blocks[0].operations]
-        adds = inside == ["stablehlo.add", "stablehlo.return"] and _kind(op.results[0]) == "f32"
+        adds = _combines(op) == "add" and _kind(op.results[0]) == "f32"
         return self.steps.add_at(read[0], index, read[2]) if same and adds and len(read) == 3 else None
 
 

@@ -186,7 +186,13 @@ def inline(ir: ModuleType, module: MlirModule) -> None:
 
 def _is_wall(call: MlirOperation, block: MlirBlock) -> bool:
     """Whether a call is not to be inlined and its function gives back what it is given."""
-    return _is_held(call) and len(call.operands) == 1 and block.operations[0].operation.name == "func.return"
+    return _is_held(call) and is_identity(block)
+
+
+def is_identity(block: MlirBlock) -> bool:
+    """Whether a function with one block gives back its one argument, and does nothing else."""
+    first = block.operations[0].operation
+    return first.name == "func.return" and len(block.arguments) == len(first.operands) == 1
 
 
 def _is_held(call: MlirOperation) -> bool:
