@@ -160,11 +160,18 @@ def test_the_digest_is_of_the_code_that_makes_a_piece(monkeypatch: pytest.Monkey
     usual = ready_calls.code_digest()
     assert usual == ready_calls.CODE
     read = Path.read_bytes
-    for name in ("rewrite.py", "matrix_products.py", "jax.py"):
+    here = Path(ready_calls.__file__).parent
+    private = {
+        f"podrun.private_apis.{path.stem}": path for path in (here.parents[1] / "private_apis").glob("*.py")
+    }
+    text = "".join(path.read_text() for path in here.glob("*.py"))
+    imported = {path for name, path in private.items() if f"\nfrom {name} import" in text}
+    assert {"jax.py", "jax_exports.py"} <= {path.name for path in imported}
+    for changed in (here / "rewrite.py", here / "matrix_products.py", *imported):
         monkeypatch.setattr(
-            Path, "read_bytes", lambda path, name=name: read(path) + (b"#" if path.name == name else b"")
+            Path, "read_bytes", lambda path, changed=changed: read(path) + (b"#" if path == changed else b"")
         )
-        assert ready_calls.code_digest() != usual, name
+        assert ready_calls.code_digest() != usual, changed
     monkeypatch.setattr(Path, "read_bytes", read)
     monkeypatch.setattr(ready_calls, "installed_version", lambda _: "0.10.99")
     assert ready_calls.code_digest() != usual

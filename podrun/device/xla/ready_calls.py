@@ -102,12 +102,13 @@ def array_kinds(arrays: Sequence[object]) -> list[ArrayKind] | None:
 
 def code_digest() -> str:
     """A digest of the code that makes a compiled piece of StableHLO: of this folder with its native module, of the
-    module for JAX's private names, and of the versions of podrun, jaxlib and oneDNN."""
+    modules for JAX's private names, and of the versions of podrun, jaxlib and oneDNN."""
     here = Path(__file__).parent
     versions = [podrun.__version__, *map(installed_version, ("jaxlib", PACKAGE))]
     digest = hashlib.sha256(" ".join(versions).encode())
     files = [*sorted(here.glob("*.py")), *sorted(here.glob("*.so"))]
-    for path in (*files, here.parent.parent / "private_apis" / "jax.py"):
+    private = here.parent.parent / "private_apis"
+    for path in (*files, private / "__init__.py", *sorted(private.glob("jax*.py"))):
         digest.update(path.name.encode() + hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()
 
