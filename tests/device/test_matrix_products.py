@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -420,6 +420,8 @@ def test_gradients_are_written_where_they_are_read(
 
     def noted(self: Buffers, piece: Any) -> Any:
         memory = places(self, piece)
+        for position in memory:  # What is written over an operand goes there.
+            assert position not in places(self, replace(piece, in_place={0: position}))
         chosen.extend(memory)
         return memory
 

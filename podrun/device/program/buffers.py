@@ -264,10 +264,11 @@ class Buffers(ProgramMemory):
 
     def places(self, piece: Piece) -> dict[int, Array]:
         """Where a piece may write its gradients at once, by position: this machine's rows of arenas that machines
-        reduce, or arenas that pieces read as a whole, of which the piece writes all and reads nothing."""
+        reduce, or arenas that pieces read as a whole, of which the piece writes all and reads nothing. Not where a
+        result that is written over an operand has its place."""
         computation, chosen = piece.computation, {}
         read = {arena_of(name, self._members) for name in computation.inputs}
-        for position in piece.placed:
+        for position in piece.placed - set(piece.in_place.values()):
             name = computation.outputs[position]
             arena = arena_of(name, self._members)
             if name not in self._gradients or arena is None or arena in read:
