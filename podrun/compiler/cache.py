@@ -160,6 +160,8 @@ def executable_digest(
         else [program.transfers.io_tiles, sorted((n, b.value) for n, b in program.transfers.beside.items())],
         "metadata": dict(program.metadata),
     }
+    if program.unsent:
+        description["unsent"] = sorted(program.unsent)
     digest = hashlib.sha256(json.dumps(description, sort_keys=True).encode())
     for part in identity:
         digest.update(hashlib.sha256(part).digest())

@@ -212,13 +212,13 @@ class _Contents:
 
     def _streams(self, ipu: int) -> Iterator[tuple[str, str, int]]:
         """Buffers of inputs that this IPU reads from the host, and of anchors that it gives."""
+        unsent = self.program.unsent
         for name, spec in sorted(self.program.inputs.items()):
-            if any(work.ipu == ipu and name in work.reads for work in self.works):
+            if name not in unsent and any(work.ipu == ipu and name in work.reads for work in self.works):
                 yield STREAMS, name, spec.spec.nbytes
         for work in self.works:
             if work.ipu == ipu:
-                for name, size in work.anchors:
-                    yield STREAMS, name, size
+                yield from ((STREAMS, name, size) for name, size in work.anchors if name not in unsent)
 
     def _stash(self, ipu: int) -> Iterator[tuple[str, str, int]]:
         place = self.program.locations.activations

@@ -298,6 +298,8 @@ class Program:
     """How the tile model plans products: changes modelled cycles and memory, no result."""
     transfers: Transfers | None = None
     """None: the host's data are there in time, and take no modelled time."""
+    unsent: frozenset[str] = frozenset()
+    """Inputs and anchors whose data do not cross between host and device: modelled without buffers and transfers."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
     @property

@@ -252,10 +252,12 @@ def host_transfer_seconds(program: Program, traced: Trace, chip: Chip, compute: 
         return transfer_seconds(chip, nbytes * copies)
 
     for name, item in program.inputs.items():
+        if name in program.unsent:
+            continue
         per_batch[transfers.of(name)] += seconds(item.spec.nbytes, 1 if item.broadcast else sharing)
     for anchor in program.anchors:
-        if anchor.name not in traced.outputs:
-            continue  # Weights, gradients and states: not what programs overlap.
+        if anchor.name not in traced.outputs or anchor.name in program.unsent:
+            continue  # Weights, gradients and states are not what programs overlap.
         every = anchor.retrieval in (Retrieval.ALL, Retrieval.EVERY_N)
         seconds_of = per_batch if every else once
         seconds_of[transfers.of(anchor.name)] += (

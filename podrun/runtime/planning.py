@@ -41,6 +41,7 @@ def arrangement_of(settings: RunSettings, plan: RunPlan, stages: int) -> dict[st
         "phases": phases_of(settings),
         "reduction": Reduction.MEAN if settings.mean and settings.running_mean else Reduction.SUM,
         "locations": settings.locations,
+        "unsent": frozenset(settings.unsent),
     }
 
 

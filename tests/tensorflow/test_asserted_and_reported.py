@@ -308,3 +308,38 @@ def test_sharded_programs_minimize_a_loss_of_several_numbers(tf: Any, ipu: Any) 
         np.testing.assert_allclose(
             session.run(tf.global_variables()[0]), np.full((3, 2), 1 - 0.1 * 12), rtol=1e-5
         )
+
+
+def test_what_synthetic_data_stand_for_takes_no_memory(
+    tf: Any, ipu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from podrun.compat import pva
+
+    def usage(flags: str) -> int:
+        monkeypatch.setenv("TF_POPLAR_FLAGS", flags)
+        helper, config = ipu.test_utils.ReportHelper(), ipu.config.IPUConfig()
+        helper.set_autoreport_options(config)
+        config.configure_ipu_system()
+        with tf.Graph().as_default(), tf.Session() as session:
+            infeed = ipu.ipu_infeed_queue.IPUInfeedQueue(
+                tf.data.Dataset.from_tensors(np.ones(4000, np.float32))
+            )
+            outfeed = ipu.ipu_outfeed_queue.IPUOutfeedQueue()
+            with ipu.scopes.ipu_scope(DEVICE):
+                loop = ipu.ipu_compiler.compile(
+                    lambda: ipu.loops.repeat(1, lambda x: outfeed.enqueue(x[:1000] * 2.0), [], infeed)
+                )
+            session.run(infeed.initializer)
+            session.run(loop)
+        tiles = pva.openReport(helper.find_report()).compilation.tiles
+        helper.clear_reports()
+        return sum(tile.memory.total.includingGaps for tile in tiles)
+
+    whole = usage("")
+    # Reports give whole bytes for each tile.
+    assert whole - usage("--synthetic_data_categories='infeed,  seed'") == pytest.approx(4 * 4000, abs=1472)
+    assert whole - usage("--synthetic_data_categories=outfeed") == pytest.approx(4 * 1000, abs=1472)
+    assert whole - usage("--use_synthetic_data --synthetic_data_initializer=2") == pytest.approx(
+        4 * 5000, abs=1472
+    )
+    assert usage("--synthetic_data_categories=infeed --synthetic_data_initializer=normal") == whole

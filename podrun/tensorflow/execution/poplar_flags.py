@@ -8,7 +8,7 @@ mean nothing here and are accepted.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
@@ -123,6 +123,16 @@ def _drawn(kind: TensorType, initializer: str, generator: np.random.Generator) -
     if initializer == "normal":
         return np.asarray(generator.normal(size=shape)).astype(dtype)
     return np.full(shape, float(initializer)).astype(dtype)
+
+
+def unsent(infeeds: Iterable[str], outfeeds: Iterable[str]) -> tuple[str, ...]:
+    """Of the tensors of infeeds and outfeeds those that need no buffer on the IPU: their data do not cross, and what
+    stands in for them is nothing or one number. Data that are drawn lie on the IPU.
+    """
+    current = flags()
+    drawn = current.initializer in ("uniform", "normal", "random")
+    names = [*infeeds] if "infeed" in current.synthetic and not drawn else []
+    return tuple(sorted([*names, *(outfeeds if "outfeed" in current.synthetic else ())]))
 
 
 class CurrentFlags:

@@ -37,7 +37,7 @@ from podrun.tensorflow.capture.places import PipelineShape
 from podrun.tensorflow.capture.program_graphs import FunctionGraph
 from podrun.tensorflow.execution.device_table import DEVICES
 from podrun.tensorflow.execution.modelling import ModelledStep, modelled_report, offer_step
-from podrun.tensorflow.execution.poplar_flags import flags
+from podrun.tensorflow.execution.poplar_flags import flags, unsent
 from podrun.tensorflow.execution.trace_events import (
     note_compilation,
     note_load,
@@ -136,9 +136,9 @@ class StepProgram:
         feed_types: Callable[[ReadStep], Mapping[str, TensorType]],
     ) -> None:
         import_jax()
-        self.source, self.device, self.settings = source, device, settings
-        self.step = step
-        self.feed_types = feed_types(step)
+        self.source, self.device, self.step, self.feed_types = source, device, step, feed_types(step)
+        fed, out = () if source.fed else self.feed_types, structure.leaving(step.outfeeds)
+        self.settings = replace(settings, unsent=unsent(fed, out))
         self.parts: SessionParts | None = None
         self.rows: dict[str, np.ndarray] = {}
         """The results of the last run, a row for each replica of this process."""
