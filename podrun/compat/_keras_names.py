@@ -70,7 +70,6 @@ _IPU |= {
         "ipu_wrappers", "adam", "gradient_descent", "rmsprop",
     )
 }  # fmt: skip
-_IPU["losses"] = _IPU["losses.ctc"] = {"CTCLoss": ADDON_LAYERS["CTCLoss"]}
 _IPU["layers"]["Dense"] = f"{_ADDONS}layers:Dense"
 _IPU["losses"] = _IPU["losses.ctc"] = {"CTCLoss": ADDON_LAYERS["CTCLoss"]}
 _IPU[""] |= _IPU["losses"]

@@ -27,6 +27,33 @@ def test_a_proportion_of_memory_goes_to_both_passes(ipu_device: None, kind: str)
     assert make(3)._options_with_amp == {}
 
 
+def test_only_a_proportion_that_a_program_sets_twice_is_warned_of(
+    ipu_device: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import tensorflow as tf
+
+    from podrun.tensorflow.addons.time_major_layers import TimeMajorLstm
+
+    warnings: list[str] = []
+    monkeypatch.setattr(tf.get_logger(), "warning", lambda text, *_: warnings.append(text))
+    key = "availableMemoryProportion"
+    layer = TimeMajorLstm(4, available_memory_proportion_fwd=0.3, options_bwd={key: 0.2})
+    assert (layer._options_with_amp, layer._options_bwd_with_amp) == ({key: 0.3}, {key: 0.2})
+    assert not warnings
+    TimeMajorLstm(4, available_memory_proportion_bwd=0.3, options_bwd={key: 0.2})
+    assert ["available_memory_proportion_bwd=0.3" in text for text in warnings] == [True]
+
+
+def test_a_proportion_that_is_no_number_is_named() -> None:
+    from podrun.tensorflow.addons.recurrent_call import least_share
+
+    key = "availableMemoryProportion"
+    assert least_share({key: "0.4"}, {key: 0.3}) == 0.3
+    for options, name in (([{key: "many"}, {}], "options"), ([{}, {key: "many"}], "options_bwd")):
+        with pytest.raises(ValueError, match=f"{key} of `{name}` must be a number, but is 'many'"):
+            least_share(*options)
+
+
 def test_layers_of_one_name_have_weights_of_their_own_and_refuse_negative_memory(ipu: Any) -> None:
     import tensorflow.compat.v1 as tf
 

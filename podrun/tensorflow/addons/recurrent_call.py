@@ -98,10 +98,21 @@ def zero_states(cell: LayerCell, x: tf.Tensor, batch_axis: int, units: int) -> l
     return [tf.zeros([size, units], x.dtype) for _ in range(cell.states)]
 
 
-def least_share(*options: Mapping[str, object]) -> float:
-    """The smallest ``availableMemoryProportion`` of the options of both passes; 0 without one."""
-    shares = (chosen.get("availableMemoryProportion") for chosen in options)
-    return min((float(str(share)) for share in shares if share), default=0.0)
+def least_share(options: Mapping[str, object], options_bwd: Mapping[str, object]) -> float:
+    """The smallest ``availableMemoryProportion`` of the options, numbers or their texts, of the forward and the
+    backward pass; 0 without one. ValueError for what is no number.
+    """
+    shares: list[float] = []
+    for argument, chosen in (("options", options), ("options_bwd", options_bwd)):
+        share = chosen.get("availableMemoryProportion")
+        try:
+            shares += [float(str(share))] if share else []
+        except ValueError:
+            raise ValueError(
+                f"availableMemoryProportion of `{argument}` must be a number, but is {share!r}. Say which part of the "
+                f"tiles' memory is for temporary data: {argument}={{'availableMemoryProportion': 0.3}}"
+            ) from None
+    return min(shares, default=0.0)
 
 
 def _library_call(

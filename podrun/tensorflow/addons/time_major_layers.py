@@ -75,7 +75,8 @@ class _TimeMajorLayer:
         self._bias_initializer = bias_initializer or tf.compat.v1.zeros_initializer()
         self._name, self._scope = name, None
         forward, backward = available_memory_proportion_fwd, available_memory_proportion_bwd
-        backward = forward if backward is None else backward
+        if backward is None and _SHARE not in (options_bwd or {}):
+            backward = forward
         self._options_with_amp = _with_memory_share(options, forward, "options", "fwd")
         self._options_bwd_with_amp = _with_memory_share(options_bwd, backward, "options_bwd", "bwd")
 
