@@ -91,7 +91,10 @@ def infeed_benchmark(
     print_stats: bool = True,
     do_memcpy: bool = True,
 ) -> tf.Tensor:
-    """`dataset_benchmark` of the dataset of a queue."""
+    """How fast the host reads the dataset of a queue: a tensor ``[1]`` with the text of the figures, JSON, as
+    `dataset_benchmark` gives it. ``elements_per_epochs``: elements that an epoch reads; ``do_memcpy``: whether each is
+    also copied. OutOfRangeError where the dataset ends before.
+    """
     return dataset_benchmark(
         infeed_queue.dataset, number_of_epochs, elements_per_epochs, print_stats, do_memcpy=do_memcpy
     )

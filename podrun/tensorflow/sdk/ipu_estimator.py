@@ -328,7 +328,10 @@ def _dequeued(queue: IPUOutfeedQueue) -> Any:
 def host_metrics(
     function: Callable[..., Any], left: tf.Tensor | Sequence[tf.Tensor] | Mapping[str, tf.Tensor]
 ) -> dict[str, Any]:
-    """Metrics of the host from what an outfeed holds, ``[iterations, (replicas), ...]``, as the SDK hands it on."""
+    """Metrics of the host, as ``function`` returns them: name -> value and update. It is called with what an outfeed
+    holds, ``[iterations, ...]``, or ``[iterations, replicas, ...]`` of several replicas: by name if ``left`` is a
+    mapping, otherwise in order.
+    """
     results: dict[str, Any] = function(**left) if isinstance(left, Mapping) else function(*left)
     return results
 

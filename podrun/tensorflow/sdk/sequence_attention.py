@@ -19,7 +19,8 @@ KeysAndValues = Callable[[tf.Tensor, tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
 
 class MemoryAttention:
     """``AttentionMechanism``: keys are a dense layer of the memory ``[batch, time, depth]``, of which the steps after
-    ``memory_sequence_length`` are masked.
+    ``memory_sequence_length`` are masked. ``custom_key_value_fn`` gets keys ``[batch, time, num_units]`` and values
+    ``[batch, time, depth]``, the memory with its masked steps 0, and returns the keys and values to use instead.
     """
 
     query_layer: object | None = None
