@@ -8,7 +8,7 @@ equation each, which are traced quickly; and the compiler drops those whose oper
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,12 +22,67 @@ Array = Any
 """An array of JAX, or of NumPy where an operation folds."""
 
 
-_BILINEAR = frozenset({
-    "Add", "AddN", "AddV2", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "BiasAdd", "Conv2D", "Conv3D", "Cumsum",
-    "DepthwiseConv2dNative", "Einsum", "MatMul", "Mean", "Mul", "Neg", "Sub", "Sum",
+_LINEAR = frozenset({
+    "AccumulateNV2", "Add", "AddN", "AddV2", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "BiasAdd",
+    "BiasAddGrad", "BiasAddV1", "Cast", "Conv2D", "Conv2DBackpropFilter", "Conv2DBackpropInput", "Conv3D",
+    "Conv3DBackpropFilterV2", "Conv3DBackpropInputV2", "Cross", "Cumsum", "DepthwiseConv2dNative",
+    "DepthwiseConv2dNativeBackpropFilter", "DepthwiseConv2dNativeBackpropInput", "Einsum", "L2Loss", "LeakyRelu",
+    "Lgamma", "MatMul", "Mean", "Mul", "MulNoNan", "ScatterNd", "SegmentSum", "Sub", "Sum", "TensorScatterAdd",
+    "TensorScatterSub", "UnsortedSegmentSum",
 })  # fmt: skip
-"""Operations whose gradients are made of their inputs and not of their results: they are what they would be if no
-result had overflowed. Through an overflow of another operation no gradient passes.
+"""Operations whose gradients TensorFlow makes of their inputs and not of their results, and whose slopes are finite:
+the gradients are what they would be if no result had overflowed. Those in `_SLOPES` are so too. Through an overflow of
+another operation no gradient passes.
+"""
+Slope = Callable[..., Array]
+"""``slope(clip, result, inputs, tangents)`` gives the tangent of a result, where ``clip`` clips what may overflow."""
+
+
+def _of_division(clip: Slope, result: Array, inputs: Sequence[Array], tangents: Sequence[Array]) -> Array:
+    (a, b), (above, below) = inputs, tangents
+    return above / b + below * clip(clip(-a / b) / b)
+
+
+def _of_power(clip: Slope, result: Array, inputs: Sequence[Array], tangents: Sequence[Array]) -> Array:
+    """The gradient of the exponent is 0 where the base is not positive, and is made of the result."""
+    import jax.numpy as jnp
+
+    (x, y), (base, exponent) = inputs, tangents
+    one = jnp.ones((), x.dtype)
+    logs = jnp.log(jnp.where(x > 0, x, one))
+    return base * y * clip(jnp.power(x, y - one)) + exponent * clip(result) * logs
+
+
+def _of_one(slope: Callable[[Array], Array]) -> Slope:
+    """What becomes of the tangent of an operation with one input, of whose value the slope is made."""
+
+    def tangent(clip: Slope, result: Array, inputs: Sequence[Array], tangents: Sequence[Array]) -> Array:
+        return tangents[0] * clip(slope(inputs[0]))
+
+    return tangent
+
+
+def _hyperbolic(name: str) -> Callable[[Array], Array]:
+    def function(x: Array) -> Array:
+        import jax.numpy as jnp
+
+        return getattr(jnp, name)(x)
+
+    return function
+
+
+_SLOPES: dict[str, Slope] = {
+    "Square": _of_one(lambda x: 2 * x),
+    "SquaredDifference": lambda clip, _, pair, of: 2 * (of[0] - of[1]) * clip(pair[0] - pair[1]),
+    "RealDiv": _of_division,
+    "Div": _of_division,
+    "Pow": _of_power,
+    "Sinh": _of_one(_hyperbolic("cosh")),
+    "Cosh": _of_one(_hyperbolic("sinh")),
+    "Expm1": _of_one(_hyperbolic("exp")),
+}
+"""Operations whose slopes can overflow too, which then are the greatest half or NaN as other halves, so that a gradient
+of zero stays zero. Source of the formulas: TensorFlow's gradient functions.
 """
 
 
@@ -39,8 +94,12 @@ class HalfPrecision:
 
     nan_on_overflow: bool = False
 
-    def results(self, node: Node, inputs: Sequence[Array], results: Array) -> Array:
-        """The results of an operation in the form that an IPU gives them."""
+    def results(
+        self, node: Node, inputs: Sequence[Array], results: Array, differentiated: bool = False
+    ) -> Array:
+        """The results of an operation in the form that an IPU gives them. ``differentiated``: gradients are taken."""
+        if differentiated and node.op_type in _SLOPES and _is_float16(results):
+            results = _sloped()(node.op_type, self.nan_on_overflow, results, *inputs)
         single = not isinstance(results, tuple)
         values = [self._value(node, inputs, r) for r in ((results,) if single else results)]
         return values[0] if single else tuple(values)
@@ -50,7 +109,7 @@ class HalfPrecision:
 
         if not _is_float16(value):
             return value
-        clip = _primitives()[2 if node.op_type in _BILINEAR else 0]
+        clip = _primitives()[2 if node.op_type in _LINEAR or node.op_type in _SLOPES else 0]
         value = clip.bind(value, nan_on_overflow=self.nan_on_overflow)
         if node.op_type in ("RealDiv", "Div"):
             value = jnp.where(inputs[1] == 0, jnp.asarray(np.nan, jnp.float16), value)
@@ -82,6 +141,26 @@ def _is_infinite(value: Array) -> Array:
     from jax import lax
 
     return lax.eq(lax.abs(value), np.asarray(np.inf, value.dtype))
+
+
+@functools.cache
+def _sloped() -> Callable[..., Array]:
+    """``sloped(op_type, nan_on_overflow, result, *inputs)`` is the result, whose gradient is that of `_SLOPES`."""
+    import jax
+
+    @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+    def sloped(op_type: str, nan_on_overflow: bool, result: Array, *inputs: Array) -> Array:
+        return result
+
+    @sloped.defjvp
+    def rule(op_type: str, nan_on_overflow: bool, values: Sequence[Array], tangents: Sequence[Array]) -> Any:
+        def clip(value: Array) -> Array:
+            return _primitives()[2].bind(value, nan_on_overflow=nan_on_overflow)
+
+        result, *inputs = values
+        return result, _SLOPES[op_type](clip, result, inputs, tangents[1:])
+
+    return sloped
 
 
 @functools.cache

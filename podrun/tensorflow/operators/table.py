@@ -122,7 +122,7 @@ class TensorFlowOperators:
             if not _FOR_GRADIENTS.get():
                 return halves.results(item, inputs, function(ctx, item, *inputs))
             inputs = tuple(map(halves.passed, inputs))
-            results = halves.results(item, inputs, function(ctx, item, *inputs))
+            results = halves.results(item, inputs, function(ctx, item, *inputs), differentiated=True)
             if isinstance(results, tuple):
                 return tuple(map(halves.passed, results))
             return halves.passed(results)
