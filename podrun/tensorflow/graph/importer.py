@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -105,25 +105,43 @@ class Importer:
         """The values of ``results``. ``inputs``: name of a tensor of ``graph`` -> its value. Only what the results
         and the effects need is read, without the operations that are ``done``.
         """
-        outer, self.values = self.values, dict(inputs)
-        values = self.values
-        self.reading.append((graph, values))
+        values = dict(inputs)
         needed = needed_operations([*(r.op for r in results), *effects], done)
-        places = places_in(graph)
-        for operation in graph.get_operations():
-            if operation not in needed or (operation.outputs and operation.outputs[0].name in values):
-                continue
-            with self._at(places.get(operation.name)):
-                self._read_operation(values, operation)
-        self.values = outer
-        self.reading.pop()
+        self.reading.append((graph, values))
+        try:
+            self._read_all(
+                graph,
+                values,
+                (
+                    operation
+                    for operation in graph.get_operations()
+                    if operation in needed and not (operation.outputs and operation.outputs[0].name in values)
+                ),
+            )
+        finally:
+            self.reading.pop()
         return [values[r.name] for r in results]
+
+    def _read_all(
+        self, graph: FunctionGraph, values: dict[str, Value], operations: Iterable[tf.Operation]
+    ) -> None:
+        """Read operations of a graph with these values, each at the place where the program has put it."""
+        outer, self.values = self.values, values
+        places = places_in(graph)
+        try:
+            for operation in operations:
+                with self._at(places.get(operation.name)):
+                    self._read_operation(values, operation)
+        finally:
+            self.values = outer
 
     def _read_operation(self, values: dict[str, Value], operation: tf.Operation) -> None:
         arguments = [self._value(values, operation, tensor) for tensor in operation.inputs]
         self._open.add(operation)
-        outputs = self.operation(operation, arguments)
-        self._open.discard(operation)
+        try:
+            outputs = self.operation(operation, arguments)
+        finally:
+            self._open.discard(operation)
         values.update((t.name, v) for t, v in zip(operation.outputs, outputs, strict=True))
 
     def value_in(self, tensor: tf.Tensor) -> Value:
@@ -177,10 +195,7 @@ class Importer:
         written = any(isinstance(h, VariableHandle) and h.key in self.builder.written for h in handles)
         if written or any(o in self._open or o.type == "Placeholder" or has_effect(graph, o) for o in late):
             return False
-        inner, self.values = self.values, values
-        for operation in sorted(late, key=lambda o: o._id):
-            self._read_operation(values, operation)
-        self.values = inner
+        self._read_all(graph, values, sorted(late, key=lambda o: o._id))
         return True
 
     @property

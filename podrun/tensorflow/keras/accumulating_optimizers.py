@@ -301,6 +301,7 @@ def _leaving_gradients(optimizer: Optimizer) -> Iterator[None]:
     """While an optimizer, or the one that it wraps, takes gradients as they are."""
     while (inner := getattr(optimizer, "_opt", None)) is not None:
         optimizer = inner
+    own = {name: vars(optimizer)[name] for name in _TRANSFORMS if name in vars(optimizer)}
     for name in _TRANSFORMS:
         object.__setattr__(optimizer, name, lambda pairs: pairs)
     try:
@@ -309,6 +310,8 @@ def _leaving_gradients(optimizer: Optimizer) -> Iterator[None]:
     finally:
         for name in _TRANSFORMS:
             object.__delattr__(optimizer, name)
+        for name, function in own.items():
+            object.__setattr__(optimizer, name, function)
 
 
 def takes_reduced(optimizer: Optimizer) -> bool:
