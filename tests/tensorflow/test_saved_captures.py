@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import typing
 from pathlib import Path
 from typing import Any
 
@@ -121,3 +122,75 @@ def test_values_of_halves_are_counted_up_to_an_edge(ipu_device: None) -> None:
     halves = tf.constant([1.0, 65472.0, -65504.0, np.inf, np.nan], tf.float16)
     assert counted_halves([halves, tf.ones(3)], _EDGE).numpy().tolist() == [2.0, 3.0]
     assert counted_halves([halves], 1.0).numpy().tolist() == [1.0, 4.0]
+
+
+def _config_of(source: str, tmp_path: Path) -> Any:
+    """An object of the class ``Own`` of options whose ``__init__`` has those lines."""
+    from podrun.tensorflow.sdk.config_classes import _ConfigBase
+
+    body = "".join(f"        {line}\n" for line in source.splitlines())
+    path = tmp_path / "own.py"
+    path.write_text(f"class Own(_ConfigBase):\n    def __init__(self):\n{body}")
+    names: dict[str, Any] = {"_ConfigBase": _ConfigBase, "typing": typing}
+    exec(compile(path.read_text(), str(path), "exec"), names)  # noqa: S102 - a program's source
+    return names["Own"]()
+
+
+def test_options_are_described_wherever_they_are_assigned(ipu_device: None, tmp_path: Path) -> None:
+    branches = """if False:
+    pass
+else:
+    'In else.'
+    self.a: typing.Union[int, str] = 1
+try:
+    raise KeyError
+except KeyError:
+    'In except.'
+    self.b: typing.List[int] = [1]
+finally:
+    'In finally.'
+    self.c: typing.Union[float, str] = 0.5
+self._hidden = 3
+self._finalize_base_config()"""
+    config = _config_of(branches, tmp_path)
+    config.a, config.c = "x", "y"
+    descriptions = [config.get_attribute_metadata(name).__doc__ for name in "abc"]
+    assert descriptions == ["In else.", "In except.", "In finally."]
+    config.b.append(2)
+    assert config.get_attribute_metadata("b").default == [1]
+    assert config.to_dict() == {"a": "x", "b": [1, 2], "c": "y", "_hidden": 3}
+    assert "_hidden" not in type(config).__doc__
+
+
+@pytest.mark.parametrize("hint", ["typing.Dict[str, int]", "typing.Any", "typing.Literal[1]", "'int'"])
+def test_annotations_that_cannot_be_compared_are_refused(ipu_device: None, hint: str, tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="Unsupported 'typing' attribute"):
+        _config_of(f"self.a: {hint} = 1", tmp_path)
+
+
+def test_signatures_are_parsed_as_messages_are(ipu_device: None) -> None:
+    from google.protobuf.message import DecodeError
+
+    from podrun.tensorflow.sdk.application_signature import PoplarExecutableProto, signature_blob
+
+    message = PoplarExecutableProto()
+    for junk in (b"junk", b"[]", b"\xff", b'{"inputs": 3}'):
+        with pytest.raises(DecodeError, match="no signature"):
+            message.ParseFromString(junk)
+    blob = signature_blob({"inputs": ["a"], "later": ["b"]})
+    assert message.ParseFromString(blob) == len(blob)
+    assert [own.name for own in message.embedded_runtime_config.signature.inputs] == ["a"]
+
+
+def test_inputs_of_a_program_in_a_file_are_of_its_kind_of_numbers(ipu_device: None) -> None:
+    from podrun.core.errors import UsageError
+    from podrun.tensorflow.sdk.application_signature import taken_input
+
+    floats = np.dtype(np.float32)
+    assert taken_input(0, [1, 2], floats).dtype == "float32"
+    assert taken_input(0, np.ones(2), floats).numpy().tolist() == [1.0, 1.0]
+    for value, kind in (("text", "string"), (np.ones(2, np.int32), "int32"), (np.ones(2, bool), "bool")):
+        with pytest.raises(UsageError, match=f"Input 1 has type {kind}; the program takes float32"):
+            taken_input(1, value, floats)
+    with pytest.raises(UsageError, match="Input 1 is no tensor"):
+        taken_input(1, object(), floats)

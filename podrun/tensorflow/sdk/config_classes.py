@@ -7,12 +7,15 @@
 
 An attribute that ``__init__`` assigns is an option: of the type of its annotation, or of its first value, described by
 the string above it. One that is such an object itself is a category. The outermost class ends its ``__init__`` with
-``self._finalize_base_config()``, which writes its docstring. `IPUConfig` is a tree of the same kind.
+``self._finalize_base_config()``, which writes its docstring. Attributes that begin with ``_`` are options too, which no
+docstring shows. `IPUConfig` is a tree with the same methods, but no instance of this class; its ``_create_protobuf`` is
+not here.
 """
 
 from __future__ import annotations
 
 import ast
+import copy
 import functools
 import inspect
 import linecache
@@ -30,14 +33,16 @@ _deprecated: dict[tuple[type, str], str] = {}
 
 
 def deprecate_config_attribute(name: str, msg: str) -> Callable[[type], type]:
-    """A decorator of a class of options: warn with ``msg`` where the option or category ``name`` is set."""
+    """A decorator of a class of options, which returns the class: warn with ``msg`` where the option or category
+    ``name`` is set. A second message for a name replaces the first.
+    """
     return deprecate_config_attributes({name: msg})
 
 
 def deprecate_config_attributes(
     to_deprecate: Mapping[str, str] | Iterable[tuple[str, str]],
 ) -> Callable[[type], type]:
-    """`deprecate_config_attribute` for several."""
+    """`deprecate_config_attribute` for several, given as messages by name or as pairs of a name and a message."""
 
     def decorate(kind: type) -> type:
         _deprecated.update({(kind, name): message for name, message in dict(to_deprecate).items()})
@@ -65,7 +70,9 @@ class HintedMetadata(AttributeMetadata):
 
 
 def fits_hint(value: object, hint: object) -> bool:
-    """Whether a value is of exactly the type, list, tuple or union that an annotation names."""
+    """Whether a value is of exactly the type, list, tuple or union that an annotation names, and so are the items of
+    lists and tuples. ``hint``: an evaluated annotation that passed `check_hint`.
+    """
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return any(fits_hint(value, part) for part in parts)
@@ -79,6 +86,21 @@ def fits_hint(value: object, hint: object) -> bool:
     if parts[1:] == (...,):
         return all(fits_hint(item, parts[0]) for item in items)
     return len(items) == len(parts) and all(map(fits_hint, items, parts))
+
+
+def check_hint(hint: object) -> None:
+    """TypeError, in the SDK's words, for an annotation that no value can be compared with."""
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType, list, tuple):
+        for part in parts:
+            if part is not ...:
+                check_hint(part)
+    elif parts or hint is typing.Any or not isinstance(origin or hint, type):
+        name = getattr(hint, "_name", None) or getattr(hint, "__name__", None) or repr(hint)
+        raise TypeError(
+            f"Unsupported 'typing' attribute {name}: an option is of a class, or of typing.List, typing.Tuple or "
+            "typing.Union of classes"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +119,10 @@ def _assignments(filename: str) -> dict[int, WrittenAssignment]:
     except SyntaxError:
         return {}
     written = {}
-    for block in ast.walk(tree):
-        body = getattr(block, "body", None)
-        before: ast.stmt | None = None
-        for statement in body if isinstance(body, list) else []:
+    fields = (value for block in ast.walk(tree) for _, value in ast.iter_fields(block))
+    for body in (value for value in fields if isinstance(value, list)):
+        before: ast.AST | None = None
+        for statement in body:
             if isinstance(statement, (ast.Assign, ast.AnnAssign)):
                 entry = WrittenAssignment(getattr(statement, "annotation", None), _string(before))
                 written.update(dict.fromkeys(range(statement.lineno, (statement.end_lineno or 0) + 1), entry))
@@ -108,7 +130,7 @@ def _assignments(filename: str) -> dict[int, WrittenAssignment]:
     return written
 
 
-def _string(statement: ast.stmt | None) -> str:
+def _string(statement: ast.AST | None) -> str:
     value = statement.value if isinstance(statement, ast.Expr) else None
     if isinstance(value, ast.Constant) and isinstance(value.value, str):
         return inspect.cleandoc(value.value)
@@ -116,7 +138,9 @@ def _string(statement: ast.stmt | None) -> str:
 
 
 class _ConfigBase(OptionCategory):
-    """A category of options whose ``__init__`` assigns them."""
+    """A category of options whose ``__init__`` assigns them. Setting one later is ValueError for an unknown name and
+    TypeError for a value of another type; TypeError in ``__init__`` for an annotation that is not supported.
+    """
 
     def __new__(cls, *args: object, **kwargs: object) -> Self:
         new = super().__new__(cls)
@@ -140,10 +164,12 @@ class _ConfigBase(OptionCategory):
         if written and written.annotation is not None and hint is not None:
             code = compile(ast.Expression(written.annotation), frame.f_code.co_filename, "eval")
             hint = eval(code, frame.f_globals, frame.f_locals)  # noqa: S307 - the running program's own line
+            check_hint(hint)
             text = ast.unparse(written.annotation)
+        changes = isinstance(value, (list, tuple, dict, set))
         self._metadata[name] = HintedMetadata(
             name=name,
-            default=None if hint is None else value,
+            default=None if hint is None else copy.deepcopy(value) if changes else value,
             deprecated_msg=_deprecated.get((type(self), name)),
             description=written.description if written else NO_DESCRIPTION,
             hint=hint,
@@ -177,6 +203,8 @@ class _ConfigBase(OptionCategory):
 
     def _described(self, above: str | None) -> Iterable[str]:
         for place, (key, own) in enumerate(self._metadata.items()):
+            if key.startswith("_"):
+                continue  # As in the SDK: an option, but neither described nor deprecated with its category.
             if own.deprecated_msg is None:
                 self._metadata[key] = own = replace(own, deprecated_msg=above)
             value = self._values[key]

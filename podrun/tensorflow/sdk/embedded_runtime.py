@@ -40,7 +40,7 @@ from podrun.tensorflow.execution.launching import (
 )
 from podrun.tensorflow.execution.queue_loops import main_loop
 from podrun.tensorflow.graph.structure import leaving
-from podrun.tensorflow.sdk.application_signature import SIGNATURE, signature_blob
+from podrun.tensorflow.sdk.application_signature import SIGNATURE, signature_blob, taken_input
 from podrun.tensorflow.sdk.application_signature import find_opaque_blob as _find_opaque_blob  # noqa: F401
 from podrun.tensorflow.sdk.served_programs import ServedArguments, ServedStep, write_program_file
 
@@ -52,7 +52,8 @@ def experimental_application_compile_op(
     freeze_variables: bool = False,
     name: str | None = None,
 ) -> tf.Tensor:
-    """The name of the file to which ``func`` is compiled: a string tensor. A function without queues has its inputs and
+    """The name of the file, ``output_path`` or a temporary one, to which ``func`` is compiled for ``inputs``: a string
+    tensor. With ``freeze_variables`` variables are no inputs of the file. A function without queues has its inputs and
     results as those of the file. UsageError for a loop with an infeed or an outfeed alone, and for a function without
     results.
     """
@@ -112,7 +113,9 @@ class CompiledApplication:
     results: Sequence[str]
 
     def write(self, *arrays: np.ndarray) -> np.ndarray:
-        """Compile with the values of all inputs, and write the file. Returns its name."""
+        """Compile with the values of all inputs, in the order of the program's keys, and write the file. Returns its
+        name, a 0-dimensional array of bytes. ``InternalError`` of TensorFlow where the file cannot be written.
+        """
         program, names = self.program, sorted(self.variables, key=_order)
         held = dict(zip(program.keys, arrays, strict=True))
         compiled_with = [_described(name, arrays[self.variables[name]]) for name in names]
@@ -300,16 +303,19 @@ def embedded_runtime_start(
 
 
 def embedded_runtime_call(inputs: Sequence[Any], context: EmbeddedContext) -> list[tf.Tensor]:
-    """The outputs for one element of the loop's infeed. UsageError for another number of inputs."""
+    """The outputs, in the order of the results, for ``inputs``: one element of the loop's infeed, or the arguments of a
+    function. UsageError for another number of inputs, and for those of other shapes or kinds of numbers.
+    """
     runner = context.runner
     wanted = sorted(runner.inputs.values(), key=lambda d: int(d.name.rpartition("/")[2]))
     leaving = sorted(runner.outputs.values(), key=lambda d: d.name)
-    tensors = [tf.convert_to_tensor(value) for value in inputs]
+    values = list(inputs)
     count = len(wanted) if context.taken is None else context.taken
-    if len(tensors) != count:
-        raise UsageError(f"The program has {count} inputs, not {len(tensors)}.")
+    if len(values) != count:
+        raise UsageError(f"The program has {count} inputs, not {len(values)}.")
     if count != len(wanted):
-        tensors = [tensors[int(d.name.rpartition("/")[2])] for d in wanted]
+        values = [values[int(d.name.rpartition("/")[2])] for d in wanted]
+    tensors = [taken_input(place, values[place], d.dtype) for place, d in enumerate(wanted)]
 
     def run(*arrays: np.ndarray) -> list[np.ndarray]:
         named = {d.name: np.asarray(a, d.dtype) for d, a in zip(wanted, arrays, strict=True)}
