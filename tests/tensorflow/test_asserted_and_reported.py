@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from podrun.core.errors import UnsupportedError
+
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed"
 )
@@ -343,3 +345,24 @@ def test_what_synthetic_data_stand_for_takes_no_memory(
         4 * 5000, abs=1472
     )
     assert usage("--synthetic_data_categories=infeed --synthetic_data_initializer=normal") == whole
+
+
+def test_lists_that_would_have_to_grow_are_refused_with_what_to_type(tf: Any, ipu: Any) -> None:
+    def net(x: Any, size: int) -> Any:
+        items = tf.TensorArray(tf.float32, size=size, dynamic_size=not size, element_shape=[])
+        _, items = tf.while_loop(
+            lambda i, items: i < 3,
+            lambda i, items: (i + 1, items.write(i, x * tf.cast(i, tf.float32))),
+            [0, items],
+            maximum_iterations=3,
+        )
+        return items.stack()
+
+    x = tf.placeholder(tf.float32, [])
+    with tf.Session() as session:
+        with ipu.scopes.ipu_scope(DEVICE):
+            sized, growing = (ipu.ipu_compiler.compile(lambda x, n=n: net(x, n), [x]) for n in (3, 0))
+        assert np.ravel(session.run(sized, {x: 2.0})).tolist() == [0.0, 2.0, 4.0]
+        with pytest.raises(UnsupportedError, match="list of size 0") as refused:
+            session.run(growing, {x: 2.0})
+    assert "size=N" in refused.value.hint

@@ -142,6 +142,11 @@ def _list_get(ctx: Context, node: Node, items: Array, index: Array, shape: Array
 
 @computes("TensorListSetItem", attributes="resize_if_index_out_of_bounds")
 def _list_set(ctx: Context, node: Node, items: Array, index: Array, item: Array) -> Array:
+    if not items.shape[0]:
+        raise UnsupportedError(
+            f"{node.describe()} writes to a list of size 0, and lists do not grow on an IPU.",
+            hint="Give the list its size: tf.TensorArray(dtype, size=N), without dynamic_size=True.",
+        )
     return jnp.asarray(items).at[index].set(item)
 
 
