@@ -56,6 +56,10 @@ class ProgramFacts:
     """Node -> whether its results are computed again for gradients, or kept, where the program says it."""
     losses: dict[str, bool] = field(default_factory=dict)
     """Node that differentiates -> whether its first target is a scalar."""
+    replaced: dict[str, set[str]] = field(default_factory=dict)
+    """Variable -> the names of the values that it had before it was written."""
+    assigned: set[str] = field(default_factory=set)
+    """The names of values that variables were written with."""
 
     def of_steps(self) -> tuple[FeedNames, FeedNames, dict[str, Place], dict[str, bool], dict[str, bool]]:
         """Infeeds, outfeeds, places, losses and what is recomputed, in the order in which a step has them."""
@@ -135,6 +139,12 @@ class GraphBuilder:
 
     def write(self, variable: VariableHandle, value: str) -> None:
         """Let ``value`` be a variable's present value."""
+        builder: GraphBuilder | None = self
+        while builder is not None and variable.key not in builder.current:
+            builder = builder.outer
+        if builder is not None:
+            self.facts.replaced.setdefault(variable.key, set()).add(builder.current[variable.key])
+        self.facts.assigned.add(value)
         self.current[variable.key] = value
         self.written[variable.key] = value
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from podrun.core.errors import ApplicationRuntimeError, UnsupportedError
 from podrun.private_apis.tensorflow import private_module, symbol
-from podrun.runtime.graph import OperatorGraph
+from podrun.runtime.graph import OperatorGraph, reads
 from podrun.tensorflow.capture.markers import REFERENCES, reference
 from podrun.tensorflow.capture.program_graphs import FunctionGraph
 from podrun.tensorflow.graph.builder import GraphBuilder, Value, VariableHandle
@@ -250,6 +250,9 @@ def _gradients(
 ) -> Sequence[Value]:
     builder, targets, sources = importer.builder, facts["targets"], facts["sources"]
     names = [builder.read(v) if isinstance(v, VariableHandle) else v for v in inputs]
+    for source in inputs[targets : targets + sources]:
+        if isinstance(source, VariableHandle):
+            _check_reads(builder, names[:targets], source)
     wanted = names[targets : targets + sources]
     scalar = operation.inputs[0].shape.rank == 0
     incoming = dict(zip(facts["incoming"], names[targets + sources :], strict=False))
@@ -262,6 +265,26 @@ def _gradients(
     builder.facts.losses[builder.originals[results[0]].label] = scalar
     placed = dict(zip(dict.fromkeys(wanted), results, strict=True))
     return [placed[name] for name in wanted]
+
+
+def _check_reads(builder: GraphBuilder, targets: Sequence[str], variable: VariableHandle) -> None:
+    """UnsupportedError if targets depend on a value that the variable had before it was written: TensorFlow sums the
+    gradients of all its reads. What other variables were written with is no part of it.
+    """
+    before = builder.facts.replaced.get(variable.key, set()) - {builder.read(variable)}
+    waiting, seen = list(targets), set[str]()
+    while waiting and before:
+        name = waiting.pop()
+        if name in before:
+            raise UnsupportedError(
+                f"a gradient with respect to the variable {variable.key!r} has reads of it before and after it is "
+                "written, and an IPU's program would leave the first ones out",
+                hint="Write the variable after the gradient is computed, or run the function outside of the scope.",
+            )
+        maker = builder.maker(name)
+        if name not in seen and name not in builder.facts.assigned and maker is not None:
+            waiting.extend(reads(maker))
+        seen.add(name)
 
 
 def _dequeue(
