@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from podrun.core.errors import UnsupportedError
 from podrun.private_apis.tensorflow import private_module, symbol
 from podrun.tensorflow.capture.markers import mark
 from podrun.tensorflow.capture.program_graphs import FunctionGraph, in_program
@@ -149,6 +150,14 @@ def _zeros_for_none(
     ]
 
 
+def _starts_outside(targets: Sequence[tf.Tensor]) -> bool:
+    """Whether targets depend on what eager mode computed before the program, as in ``GradientTape.jacobian``."""
+    graph = tf.compat.v1.get_default_graph()
+    reached = _reached([_captured(graph, tf.convert_to_tensor(target)) for target in targets], ())
+    captures = ((outer, inner) for outer, inner in graph.captures if outer.dtype.is_floating)
+    return any(id(inner) in reached and getattr(outer, "graph", None) is None for outer, inner in captures)
+
+
 def _is_graph() -> bool:
     """Whether TensorFlow is making a graph of a session."""
     return not tf.executing_eagerly() and not hasattr(tf.compat.v1.get_default_graph(), "capture")
@@ -187,10 +196,13 @@ def install_cuts(is_differentiated_here: Callable[[Sequence[Any], Sequence[Any]]
             return tape_gradient(self, target, sources, output_gradients, unconnected_gradients)
         flat = tf.nest.flatten(sources)
         incoming = None if output_gradients is None else tf.nest.flatten(output_gradients)
-        results = _zeros_for_none(
-            cut_gradients(tf.nest.flatten(target), flat, incoming), flat, unconnected_gradients
-        )
-        return tf.nest.pack_sequence_as(sources, results)
+        cut = cut_gradients(tf.nest.flatten(target), flat, incoming)
+        if all(result is None for result in cut) and _starts_outside(tf.nest.flatten(target)):
+            raise UnsupportedError(
+                "a program asks a tape for gradients of what was computed before the program",
+                hint="Open the tape inside of the function, or ask for gradients outside of it.",
+            )
+        return tf.nest.pack_sequence_as(sources, _zeros_for_none(cut, flat, unconnected_gradients))
 
     gradients.cuts = True  # type: ignore[attr-defined]
     helper_module._GradientsHelper = gradients

@@ -74,13 +74,12 @@ def value_tensor(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def launch_program(
-    program: HostProgram | PartedProgram, arguments: Sequence[tf.Tensor]
+    program: HostProgram | PartedProgram, arguments: Sequence[tf.Tensor], *, writes: bool = True
 ) -> list[tf.Tensor | tf.Operation]:
-    """Launch a program with the values of its inputs: handles of variables, and tensors. Returns its results."""
-    values = []
-    for tensor in arguments:
-        is_handle = tensor.dtype == tf.resource
-        values.append(_read_variable(tensor, variable_type(tensor)[0]) if is_handle else tensor)
+    """Launch a program with the values of its inputs: handles of variables, and tensors. Returns its results.
+    ``writes``: whether the variables that it changed are written.
+    """
+    values = [value_tensor(tensor) for tensor in arguments]
     types = [t.dtype for t in program.results]
     if tf.executing_eagerly():
         try:
@@ -88,21 +87,11 @@ def launch_program(
         except BaseException as error:
             raise in_words_of_the_sdk(error) from error
         for place, key in enumerate(program.keys):
-            if key in written:
+            if writes and key in written:
                 assign_handle(arguments[place], written[key])
         made_here = (_tensor(v, dtype) for v, dtype in zip(outcome, types, strict=True))
         return [name_device(tensor, program.ordinal) for tensor in made_here]
-    return _launched_in_graph(program, arguments, values, types)
-
-
-def results_from_values(program: HostProgram, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """The results of a program from values of its inputs, also those of variables; it writes no variable."""
-    try:
-        outcome, _ = program([np.asarray(v) for v in values])
-    except BaseException as error:
-        raise in_words_of_the_sdk(error) from error
-    types = [t.dtype for t in program.results]
-    return [name_device(_tensor(v, t), program.ordinal) for v, t in zip(outcome, types, strict=True)]
+    return _launched_in_graph(program, arguments, values, types, program.written_inputs() if writes else [])
 
 
 def _launched_in_graph(
@@ -110,8 +99,8 @@ def _launched_in_graph(
     arguments: Sequence[tf.Tensor],
     values: Sequence[tf.Tensor],
     types: Sequence[tf.DType],
+    places: Sequence[int],
 ) -> list[tf.Tensor | tf.Operation]:
-    places = program.written_inputs()
     variables = [variable_type(arguments[i]) for i in places]
 
     def run(*arrays: np.ndarray) -> list[np.ndarray]:

@@ -1,14 +1,15 @@
 """Functions that a program calls under a gradient tape in the scope of an IPU: programs that the tape records.
 
-The function is one program. When a gradient is asked for, a second one computes the function again, from the values of
-the first time, and its gradients; the tapes around record that one too, so that gradients have gradients.
+The function is one program. When a gradient is asked for, a second one of the same graph computes its operations again,
+from the values of the first time, and the gradients; the tapes around record that one too, so that gradients have
+gradients. What a second program cannot give exactly is refused before the first one runs, and the host runs it.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import cast
 
 import tensorflow as tf
 
@@ -16,31 +17,24 @@ from podrun.core.errors import UnsupportedError
 from podrun.private_apis.tensorflow import private_module, symbol
 from podrun.runtime.graph import Node, subgraphs
 from podrun.tensorflow.capture.gradient_cuts import cut_gradients
-from podrun.tensorflow.capture.program_graphs import IpuGraph, converted
-from podrun.tensorflow.execution.host_program import HostProgram
-from podrun.tensorflow.execution.launching import (
-    launch_program,
-    results_from_values,
-    value_tensor,
-    variable_type,
-)
+from podrun.tensorflow.capture.program_graphs import IpuGraph
+from podrun.tensorflow.execution.host_program import HostProgram, ProgramPart, input_key
+from podrun.tensorflow.execution.launching import launch_program, value_tensor, variable_type
 from podrun.tensorflow.execution.program_parts import PartedProgram
 from podrun.tensorflow.graph.structure import ASSERTED
 from podrun.tensorflow.operators.table import HANDLERS, load_table
 
-_PLACE = object()
-Flat = Callable[..., list[tf.Tensor]]
-"""A function of tensors."""
-Tracing = Callable[[Flat, Sequence[tf.Tensor]], tuple[HostProgram | PartedProgram, Any]]
-"""What makes the program of a function for tensors, or has made it before."""
 _record = private_module("eager.record")
 _recording = symbol("eager.record.record_operation")
-_backward: weakref.WeakKeyDictionary[HostProgram, Flat] = weakref.WeakKeyDictionary()
-"""Program -> the function of its second one."""
+Gradients = tuple[HostProgram | None, list[bool]]
+"""The program of the gradients that there are, and for which sources there is one."""
+_backward: weakref.WeakKeyDictionary[HostProgram, Gradients] = weakref.WeakKeyDictionary()
+_SPARSE = {"Gather", "GatherV2", "GatherNd", "ResourceGather", "ResourceGatherNd"}
+"""Operations whose gradients are ``IndexedSlices`` in TensorFlow."""
 
 
 class _Handle:
-    """A variable of which a program has the handle alone, as a source of gradients."""
+    """The handle of a variable in a graph, as a source of gradients."""
 
     def __init__(self, handle: tf.Tensor) -> None:
         self.handle = handle
@@ -51,54 +45,67 @@ class _Handle:
         return value_tensor(self.handle)
 
 
-def flat_function(fn: Callable[..., Any], arguments: tuple[Any, Any]) -> Flat:
-    """A tf.function as one of the tensors in its arguments, whose other arguments stay."""
-    concrete = hasattr(fn, "structured_input_signature")
-    function = getattr(fn, "python_function", getattr(fn, "_python_function", fn))
-    places = tf.nest.map_structure(lambda v: _PLACE if isinstance(v, tf.Tensor) else v, arguments)
-
-    def call(*tensors: tf.Tensor) -> list[tf.Tensor]:
-        it = iter(tensors)
-        args, kwargs = tf.nest.map_structure(lambda v: next(it) if v is _PLACE else v, places)
-        outcome = (function if concrete else converted(function))(*args, **kwargs)
-        return [t for t in tf.nest.flatten(outcome) if isinstance(t, tf.Tensor)]
-
-    return call
-
-
-def recorded_call(
-    program: HostProgram | PartedProgram, function: Flat, tensors: Sequence[tf.Tensor], traced: Tracing
-) -> list[tf.Tensor]:
+def recorded_call(program: HostProgram | PartedProgram, arguments: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """The results of the program of a function, which the tapes that are open record. UnsupportedError, before any of
-    it has run, for one that cannot be computed a second time: it draws random numbers or uses queues.
+    it has run, for one whose gradients a second program cannot give.
     """
     program = _repeatable(program)
     variables = cast("IpuGraph", program.graph).variables_by_handle()
-    outer = [tensor for tensor, _ in program.graph.captures]
-    entering = [_entering(tensor, variables) for tensor in outer]
-    values = dict(zip(map(id, outer), entering, strict=True))
-    return _recorded(program, function, tensors, outer, values, traced)
+    values = [_entering(tensor, variables) for tensor in arguments]
+    return _recorded(program, values, lambda: launch_program(program, arguments))
 
 
 def _repeatable(program: HostProgram | PartedProgram) -> HostProgram:
-    """A program that computes the same a second time, and moves nothing but its arguments and results."""
+    """A program that computes the same a second time, and whose gradients are TensorFlow's."""
     load_table()
+    why = "is in parts or loops over a queue"
     if isinstance(program, HostProgram) and program.loop is None:
         step = program.step
-        if not step.infeeds and not step.outfeeds.keys() - {ASSERTED} and not _draws(step.nodes):
-            return program
-    raise UnsupportedError("A tape records no function that draws random numbers or uses queues.")
+        if step.infeeds or step.outfeeds.keys() - {ASSERTED}:
+            why = "uses queues"
+        elif any(_floating(program.inputs[i]) for i in program.written_inputs()):
+            why = "writes a floating-point variable"
+        elif any(_passes_through(t) for t in program.results):
+            why = "returns an argument or a variable as it is"
+        elif _gathers(program.graph.as_graph_def()):
+            why = "gathers rows, of which TensorFlow gives sparse gradients"
+        else:
+            why = next(_reasons(step.nodes), "")
+            if not why:
+                return program
+    raise UnsupportedError(f"A tape records no function as a program that {why}.")
 
 
-def _draws(nodes: Iterable[Node]) -> bool:
-    """Whether operations, or some inside them, draw random numbers."""
+def _floating(tensor: tf.Tensor) -> bool:
+    """Whether a tensor, or the variable of a handle, is of floating-point numbers."""
+    dtype = variable_type(tensor)[0] if tensor.dtype == tf.resource else tensor.dtype
+    return bool(dtype.is_floating)
+
+
+def _passes_through(tensor: tf.Tensor) -> bool:
+    """Whether a result is what enters the program."""
+    while tensor.op.type == "Identity":
+        tensor = tensor.op.inputs[0]
+    return tensor.op.type in ("Placeholder", "ReadVariableOp")
+
+
+def _gathers(graph: tf.compat.v1.GraphDef) -> bool:
+    bodies = (graph.node, *(function.node_def for function in graph.library.function))
+    return any(node.op in _SPARSE for nodes in bodies for node in nodes)
+
+
+def _reasons(nodes: Iterable[Node]) -> Iterator[str]:
+    """Why operations, or some inside them, have no second program."""
     for node in nodes:
         graphs, handler = list(subgraphs(node)), HANDLERS.get(node.op_type)
-        if any(_draws(graph.nodes) for graph in graphs):
-            return True
-        if not graphs and handler is not None and handler.random:
-            return True
-    return False
+        if node.op_type == "Differentiate":
+            yield "has gradients of its own"
+        elif node.op_type == "Loop":
+            yield "has a loop"
+        elif not graphs and handler is not None and handler.random:
+            yield "draws random numbers"
+        for graph in graphs:
+            yield from _reasons(graph.nodes)
 
 
 def _entering(tensor: tf.Tensor, variables: Mapping[int, tf.Variable]) -> tf.Tensor:
@@ -110,55 +117,42 @@ def _entering(tensor: tf.Tensor, variables: Mapping[int, tf.Variable]) -> tf.Ten
 
 
 def _recorded(
-    program: HostProgram,
-    function: Flat,
-    tensors: Sequence[tf.Tensor],
-    outer: Sequence[tf.Tensor],
-    values: Mapping[int, tf.Tensor],
-    traced: Tracing,
-    *,
-    again: bool = False,
+    program: HostProgram, values: Sequence[tf.Tensor], launch: Callable[[], list[tf.Tensor]]
 ) -> list[tf.Tensor]:
-    """The results of a program for tensors and what it takes from outside, ``values`` by the identity of ``outer``.
-    ``again``: it was computed before, and writes no variable now.
-    """
-    places = [i for i, t in enumerate(program.results) if t.dtype.is_floating]
-    if program not in _backward:
-        _backward[program] = _with_gradients(function, len(tensors), outer, places)
-    both = _backward[program]
-    inputs = [*tensors, *(values[id(t)] for t in outer)]
-    sources = [t for t in inputs if t.dtype.is_floating]
+    """The results that ``launch`` gives of a program, recorded as functions of the values of its inputs."""
+    sources = [value for value in values if value.dtype.is_floating]
     if _record.should_record_backprop(sources):  # What has no gradient is told before the program runs.
-        zeros = [tf.zeros(program.results[i].shape, program.results[i].dtype) for i in places]
-        traced(both, [*tensors, *zeros])
+        _gradients_of(program)
     with _record.stop_recording():
-        results = (
-            results_from_values(program, inputs) if again else launch_program(program, [*tensors, *outer])
-        )
+        results = launch()
 
     def backward(*incoming: tf.Tensor) -> list[tf.Tensor | None]:
-        program_again, template = traced(both, [*tensors, *incoming])
-        second = cast("HostProgram", program_again)  # As the first, which `recorded_call` has looked at.
-        own = [tensor for tensor, _ in second.graph.captures]
-        known = {id(t): values[id(t)] if id(t) in values else _entering(t, {}) for t in own}
-        gradients = iter(_recorded(second, both, [*tensors, *incoming], own, known, traced, again=True))
-        return [None if mark is None else next(gradients) for mark in template]
+        second, places = _gradients_of(program)
+        if second is None:
+            return [None] * len(sources)
+        entering = [*values, *incoming]
+        gradients = iter(_recorded(second, entering, lambda: launch_program(second, entering, writes=False)))
+        return [next(gradients) if present else None for present in places]
 
-    _recording("IpuProgram", [results[i] for i in places], sources, backward)
+    outputs = [result for result, t in zip(results, program.results, strict=False) if t.dtype.is_floating]
+    _recording("IpuProgram", outputs, sources, backward)
     return results
 
 
-def _with_gradients(function: Flat, count: int, outer: Sequence[tf.Tensor], places: Sequence[int]) -> Flat:
-    """The gradients of a function for ``count`` tensors and what it takes from outside, from those of its results at
-    ``places``; None for what they do not depend on.
-    """
-
-    def call(*tensors: tf.Tensor) -> list[tf.Tensor | None]:
-        inputs, incoming = tensors[:count], tensors[count:]
-        results = [t for t in function(*inputs) if t is not None]
-        entering = (_Handle(t) if t.dtype == tf.resource else t for t in outer)
-        sources = [source for source in (*inputs, *entering) if source.dtype.is_floating]
-        return cut_gradients([results[i] for i in places], sources, incoming)
-
-    without: Flat = tf.autograph.experimental.do_not_convert(call)
-    return without
+def _gradients_of(program: HostProgram) -> Gradients:
+    """The program of the gradients of a program's results with respect to its inputs, from those of the results."""
+    if program not in _backward:
+        graph = program.graph
+        with graph.as_default():
+            targets = [t for t in program.results if t.dtype.is_floating]
+            incoming = [tf.compat.v1.placeholder(t.dtype, t.shape) for t in targets]
+            entering = [_Handle(t) if t.dtype == tf.resource else t for t in program.inputs]
+            sources = [source for source in entering if source.dtype.is_floating]
+            gradients = cut_gradients(targets, sources, incoming) if targets else [None] * len(sources)
+        inputs = [*program.inputs, *incoming]
+        keys = [input_key(t, i) for i, t in enumerate(inputs)]
+        present = [gradient for gradient in gradients if gradient is not None]
+        part = ProgramPart(program.ordinal, inputs, keys)
+        second = HostProgram(graph, present, (), shards=program.shards, part=part) if present else None
+        _backward[program] = second, [gradient is not None for gradient in gradients]
+    return _backward[program]

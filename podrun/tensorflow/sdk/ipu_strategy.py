@@ -28,7 +28,7 @@ from podrun.tensorflow.execution.host_program import HostProgram
 from podrun.tensorflow.execution.launching import launch_program
 from podrun.tensorflow.execution.placed_devices import named_variables
 from podrun.tensorflow.execution.program_parts import PartedProgram, program_of
-from podrun.tensorflow.execution.recorded_calls import flat_function, recorded_call
+from podrun.tensorflow.execution.recorded_calls import recorded_call
 from podrun.tensorflow.sdk.ipu_infeed_queue import IPUOwnedIterator
 
 _one_device: Any = private_module("distribute.one_device_strategy")
@@ -181,10 +181,11 @@ class IPUStrategyV1(_one_device.OneDeviceStrategy):  # type: ignore[misc]
         try:
             program, template = self._traced(fn, args, kwargs)
             _check_values(program.graph, template)
-            result = self._launched(program, template, (args, kwargs), fn if recorded else None)
+            result = self._launched(program, template, (args, kwargs), recorded=recorded)
         except (UnsupportedError, UnimplementedError, UnsupportedTypeError) as error:
             why = str(getattr(error, "message", error))
-            self._programs.pop(key, None)
+            if not recorded:  # A program that tapes cannot record is one without them.
+                self._programs.pop(key, None)
             named = [v for v in tf.nest.flatten((args, kwargs)) if not isinstance(v, tf.Tensor)]
             self._refused[key, recorded] = why, fn, named
             raise _no_program(why) from error
@@ -195,16 +196,17 @@ class IPUStrategyV1(_one_device.OneDeviceStrategy):  # type: ignore[misc]
         program: HostProgram | PartedProgram,
         template: Any,
         arguments: tuple[Any, Any],
-        recorded: Callable[..., Any] | None = None,
+        *,
+        recorded: bool = False,
     ) -> TensorStructure:
-        """The results of a program, in the places of a template. ``recorded``: its function, if a tape records it."""
+        """The results of a program, in the places of a template. ``recorded``: whether tapes record it."""
         flat = [v for v in tf.nest.flatten(arguments) if isinstance(v, tf.Tensor)]
-        if recorded is not None:
-            own = flat_function(recorded, arguments)
-            results = recorded_call(program, own, flat, lambda fn, values: self._traced(fn, values, {}))
+        flat += [outer for outer, _ in program.graph.captures]
+        if recorded:
+            results = recorded_call(program, flat)
         else:
             with self.scope():
-                results = launch_program(program, [*flat, *(outer for outer, _ in program.graph.captures)])
+                results = launch_program(program, flat)
         it = iter(results)
         return tf.nest.map_structure(lambda t: next(it) if t is _TENSOR else t, template)
 
@@ -232,7 +234,8 @@ class IPUStrategyV1(_one_device.OneDeviceStrategy):  # type: ignore[misc]
     ) -> tuple[HostProgram | PartedProgram, Any]:
         key = _signature(fn, args, kwargs)
         if key not in self._programs:
-            self._programs[key] = (*self._trace(fn, args, kwargs), fn, tf.nest.flatten((args, kwargs)))
+            named = [v for v in tf.nest.flatten((args, kwargs)) if not isinstance(v, tf.Tensor)]
+            self._programs[key] = (*self._trace(fn, args, kwargs), fn, named)
         program, template, *_ = self._programs[key]
         return program, template
 

@@ -1,0 +1,198 @@
+"""Functions that tapes record in the scope of an IPU: their gradients are those of the same function on the host."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed"
+)
+IPU = "/device:IPU:0"
+
+
+def _on_both(program: Callable[[], list[Any]]) -> None:
+    """Check that a program has the same results in the scope of an IPU and in that of the host."""
+    import tensorflow as tf
+
+    with tf.device(IPU):
+        ours = program()
+    with tf.device("/CPU:0"):
+        theirs = program()
+    assert [value is None for value in ours] == [value is None for value in theirs]
+    for own, other in zip(ours, theirs, strict=True):
+        if own is not None:
+            np.testing.assert_allclose(tf.convert_to_tensor(own), tf.convert_to_tensor(other), rtol=1e-6)
+
+
+def test_tapes_around_functions_that_write_their_variables_give_the_gradients_of_the_host(ipu: Any) -> None:
+    import tensorflow as tf
+
+    def read_before() -> list[Any]:
+        u = tf.Variable(2.0)
+
+        @tf.function
+        def function(x: Any) -> Any:
+            y = x * u
+            u.assign_add(1.0)
+            return y * u
+
+        with tf.GradientTape() as tape:
+            y = function(tf.constant(5.0))
+        return [y, tape.gradient(y, u), u.read_value()]
+
+    def written_before() -> list[Any]:
+        u = tf.Variable(2.0)
+
+        @tf.function
+        def function(x: Any) -> Any:
+            u.assign(x * 3.0)
+            return x * u
+
+        x = tf.constant(5.0)
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = function(x)
+        return [y, *tape.gradient(y, [x, u])]
+
+    _on_both(read_before)
+    _on_both(written_before)
+
+
+def test_a_tape_inside_a_function_counts_all_reads_of_a_variable(ipu: Any) -> None:
+    import tensorflow as tf
+
+    def program() -> list[Any]:
+        u = tf.Variable(2.0)
+
+        @tf.function
+        def function(x: Any) -> Any:
+            with tf.GradientTape() as tape:
+                y = x * u
+                u.assign_add(1.0)
+                z = y * u
+            return z, tape.gradient(z, u)
+
+        return [*function(tf.constant(5.0)), u.read_value()]
+
+    _on_both(program)
+
+
+def test_a_tape_around_a_function_with_a_tape_of_its_own(ipu: Any) -> None:
+    import tensorflow as tf
+
+    def program() -> list[Any]:
+        u = tf.Variable(1.0)
+
+        @tf.function
+        def function(x: Any) -> Any:
+            with tf.GradientTape() as inner:
+                loss = (u * x) ** 2
+            return loss, inner.gradient(loss, u)
+
+        with tf.GradientTape(persistent=True) as tape:
+            loss, gradient = function(tf.constant(3.0))
+        return [loss, gradient, tape.gradient(loss, u), tape.gradient(gradient, u)]
+
+    _on_both(program)
+
+
+def test_gradients_that_are_none_or_of_the_identity(ipu: Any) -> None:
+    import tensorflow as tf
+
+    u, x = tf.Variable(1.5), tf.constant(2.0)
+
+    @tf.function
+    def stopped(x: Any) -> Any:
+        return tf.stop_gradient(x * u), tf.constant(1.0)
+
+    @tf.function
+    def identity(x: Any) -> Any:
+        return x
+
+    def program() -> list[Any]:
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(x)
+            first, second = stopped(x)
+            third = identity(x) * 2.0
+        return [first, *tape.gradient(first, [x, u]), tape.gradient(second, u), tape.gradient(third, x)]
+
+    _on_both(program)
+
+
+def test_a_loop_of_unknown_length_under_a_tape_writes_its_variables_once(ipu: Any) -> None:
+    import tensorflow as tf
+
+    def program() -> list[Any]:
+        count = tf.Variable(0)
+
+        @tf.function
+        def function(x: Any) -> Any:
+            count.assign_add(1)
+            total = x
+            while tf.reduce_sum(total) < 100.0:
+                total *= x
+            return total
+
+        x = tf.constant(2.0)
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = function(x)
+        return [y, tape.gradient(y, x), count.read_value()]
+
+    _on_both(program)
+
+
+def test_jacobians_of_functions_in_the_scope(ipu: Any) -> None:
+    import tensorflow as tf
+
+    x = tf.constant([1.0, 2.0])
+    weight = tf.Variable([3.0, 4.0])
+
+    @tf.function
+    def function(x: Any) -> Any:
+        return x * x * weight[::-1]
+
+    def program() -> list[Any]:
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(x)
+            y = function(x)
+            z = y * x
+        return [*tape.jacobian(y, [x, weight]), tape.jacobian(z, x)]
+
+    _on_both(program)
+
+
+def test_gradients_are_those_of_the_function_as_it_was_traced(ipu: Any) -> None:
+    import tensorflow as tf
+
+    def program() -> list[Any]:
+        u, calls = tf.Variable(2.0), list[int]()
+
+        @tf.function
+        def function(x: Any) -> Any:
+            calls.append(1)
+            return x * u * float(len(calls))
+
+        with tf.GradientTape() as tape:
+            y = function(tf.constant(5.0))
+        return [y, tape.gradient(y, u), len(calls)]
+
+    _on_both(program)
+
+
+def test_gradients_of_gathered_rows_are_sparse_under_a_tape(ipu: Any) -> None:
+    import tensorflow as tf
+
+    rows = tf.Variable(np.arange(8, dtype=np.float32).reshape(4, 2))
+    function = tf.function(lambda places: tf.reduce_sum(tf.gather(rows, places) ** 2))
+    with tf.device(IPU):
+        with tf.GradientTape() as tape:
+            total = function(tf.constant([0, 2, 2]))
+        gradient = tape.gradient(total, rows)
+    assert isinstance(gradient, tf.IndexedSlices)
+    np.testing.assert_array_equal(tf.convert_to_tensor(gradient), [[0, 2], [0, 0], [16, 20], [0, 0]])
