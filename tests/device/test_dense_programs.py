@@ -306,6 +306,18 @@ def test_operations_have_numpys_bits() -> None:
     np.testing.assert_array_equal(chosen, np.where(a > b, a, b))
 
 
+@pytest.mark.parametrize("lanes", [16, 8, 0])
+def test_greater_and_smaller_zeros_are_xlas(lanes: int) -> None:
+    a, b = (
+        np.tile(np.array(zeros, np.float32), 40) for zeros in ([0.0, -0.0, 0.0, -0.0], [0.0, 0.0, -0.0, -0.0])
+    )
+    before = native.vectors(lanes)
+    ours = [mapped(what, a, b) for what in (DenseOperation.MAXIMUM, DenseOperation.MINIMUM)]
+    native.vectors(before)
+    for result, function in zip(ours, (jax.lax.max, jax.lax.min), strict=True):
+        assert result.tobytes() == np.asarray(jax.jit(function)(a, b)).tobytes()
+
+
 @pytest.mark.parametrize("shape", [(5, 300, 1), (1, 70, 130), (3, 33, 64), (2, 5, 7)])
 def test_sums_and_greatest_values(shape: tuple[int, int, int]) -> None:
     (x,) = normal(shape)

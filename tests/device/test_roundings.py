@@ -87,6 +87,16 @@ def any_level() -> Iterator[Callable[[int], int]]:
     native.rounding_level(2)
 
 
+@pytest.mark.parametrize(("lanes", "most"), [(8, 1), (0, 0)])
+def test_the_limit_of_the_librarys_instructions_holds_here_too(
+    lanes: int, most: int, any_level: Callable[[int], int]
+) -> None:
+    before = native.vectors(lanes)
+    level = any_level(2)
+    native.vectors(before)
+    assert level <= most
+
+
 def test_every_instruction_set_gives_the_same_bits(any_level: Callable[[int], int]) -> None:
     best = any_level(2)
     operands = numbers(5, 1001), states(5)

@@ -180,7 +180,8 @@ decode_dense(Dense *d, Numbers n)
     }
     for (int64_t i = 0; i < d->steps; i++) {
         d->step[i].kind = take(&n);
-        Numbers body = {n.next + 1, take(&n)};
+        const int64_t count = take(&n);
+        Numbers body = {n.next, count};
         if (body.left < 0 || body.left > n.left)
             return 0;
         n.next += body.left, n.left -= body.left;
@@ -281,7 +282,7 @@ run_step(const DenseStep *s, float *const *buffers, const DenseKernels *use)
 static const char *
 run_dense_steps(Dense *d, float **buffers)
 {
-    const DenseKernels *use = dense_kernels(planes_lanes());
+    const DenseKernels *use = dense_kernels(vector_lanes());
     float *arena = __atomic_exchange_n(&d->spare, NULL, __ATOMIC_ACQ_REL);
     if (!arena && posix_memalign((void **)&arena, 64, ((size_t)d->arena + 16) * sizeof *arena))
         return "no memory for a dense step";

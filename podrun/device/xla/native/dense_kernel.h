@@ -20,8 +20,8 @@ NAME(map)(int64_t operation, const float *a, const float *b, const float *c, flo
     case D_SUBTRACT: EACH(a[i] - b[i]);
     case D_MULTIPLY: EACH(a[i] * b[i]);
     case D_DIVIDE: EACH(a[i] / b[i]);
-    case D_MAXIMUM: EACH(a[i] > b[i] || a[i] != a[i] ? a[i] : b[i]);
-    case D_MINIMUM: EACH(a[i] < b[i] || a[i] != a[i] ? a[i] : b[i]);
+    case D_MAXIMUM: EACH(larger(a[i], b[i]));
+    case D_MINIMUM: EACH(smaller(a[i], b[i]));
     case D_NEGATE: LOOP of[i] = p[i] ^ INT32_MIN; break;
     case D_EXPONENTIAL: EACH((float)exponential(a[i]));
     case D_LOG: EACH((float)logarithm(a[i]));
@@ -106,7 +106,7 @@ NAME(reduce)(int64_t operation, const float *src, int64_t outer, int64_t count, 
             continue;
         memcpy(dst, src, (size_t)inner * sizeof *dst);
         for (int64_t k = 1; operation == LARGEST && inner == 1 && k < count; k++)
-            dst[0] = src[k] > dst[0] || src[k] != src[k] ? src[k] : dst[0];
+            dst[0] = larger(src[k], dst[0]);
         for (int64_t k = operation == LARGEST && inner == 1 ? count : 1; k < count; k++)
             NAME(map)(operation == LARGEST ? D_MAXIMUM : operation == ALL ? D_AND : D_OR, src + k * inner, dst, NULL, dst, inner);
     }

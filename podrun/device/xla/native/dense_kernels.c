@@ -76,6 +76,27 @@ tangent(double x)
     return __builtin_fabs(x) < 0x1p-9 ? near : __builtin_copysign(y, x);
 }
 
+/* The larger of two, or what is no number; of zeros +0 is larger, as for XLA. Equal numbers else have equal bits. */
+INLINE float
+larger(float a, float b)
+{
+    int32_t p, q;
+    memcpy(&p, &a, sizeof p), memcpy(&q, &b, sizeof q);
+    const int32_t same = p & q, bits = a > b || a != a ? p : a == b ? same : q;
+    memcpy(&a, &bits, sizeof a);
+    return a;
+}
+
+INLINE float
+smaller(float a, float b)
+{
+    int32_t p, q;
+    memcpy(&p, &a, sizeof p), memcpy(&q, &b, sizeof q);
+    const int32_t same = p | q, bits = a < b || a != a ? p : a == b ? same : q;
+    memcpy(&a, &bits, sizeof a);
+    return a;
+}
+
 #define NAME(PART) plain_##PART
 #define TARGET
 #include "dense_kernel.h"

@@ -169,6 +169,7 @@ vectors(PyObject *module, PyObject *most)
     const long lanes = PyLong_AsLong(most);
     if (PyErr_Occurred() || !is_loaded())
         return NULL;
+    product_forget();
     return PyLong_FromLong(planes_vectors(lanes < MOST_LANES ? (int)lanes : MOST_LANES));
 }
 

@@ -51,12 +51,22 @@ typedef struct {
 /* Elements of the vectors in use; 0 for none, -1 before the library is loaded. */
 static int lanes = -1;
 
+static int
+processor_lanes(void)
+{
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma"))
+        return 0;
+    const int wide = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+                     __builtin_cpu_supports("avx512vl");
+    return wide ? 16 : 8;
+}
+
 int
 planes_vectors(int most)
 {
     const int before = lanes, has = onednn.dnnl_get_effective_cpu_isa();
-    const int narrow = (has & AVX2) == AVX2 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-    const int wide = narrow && (has & AVX512) == AVX512 && __builtin_cpu_supports("avx512f");
+    const int narrow = (has & AVX2) == AVX2 && processor_lanes() >= 8;
+    const int wide = narrow && (has & AVX512) == AVX512 && processor_lanes() >= 16;
     lanes = wide && most >= 16 ? 16 : narrow && most >= 8 ? 8 : 0;
     return before;
 }
@@ -65,6 +75,12 @@ int
 planes_lanes(void)
 {
     return lanes;
+}
+
+int
+vector_lanes(void)
+{
+    return lanes < 0 ? processor_lanes() : lanes;
 }
 
 int

@@ -17,6 +17,9 @@ int planes_vectors(int most);
 /* How many elements they have; 0 for none, -1 before the library is loaded. */
 int planes_lanes(void);
 
+/* The same for loops of this module, 16 or 8, 0 for none: before the library is loaded, those of the processor. */
+int vector_lanes(void);
+
 /* Whether there are such vectors, and whether it is one of these. */
 int planes_can(void);
 int planes_fit(const Convolution *c);

@@ -98,7 +98,7 @@ fill(float *to, int64_t count, uint32_t *state)
     }
 }
 
-/* Whether a product of random matrices has the same bits whole as in halves. Which of its kernels the library takes, and with
+/* Whether a product of random matrices has the same bits whole as in halves; -1: no memory to find out. Which of its kernels the library takes, and with
    that the order of every sum, depends on the product's form alone. */
 static int
 is_same_undivided(const Product *p)
@@ -106,7 +106,7 @@ is_same_undivided(const Product *p)
     const int64_t left = p->m * p->k, right = p->k * p->n, result = p->m * p->n;
     float *memory = malloc((size_t)(left + right + 2 * result) * sizeof *memory);
     if (!memory)
-        return 0;
+        return -1;
     uint32_t state = 1;
     fill(memory, left + right, &state);
     Part parts[MOST_PARTS], whole = {.p = *p, .left = memory, .right = memory + left, .result = memory + left + right,
@@ -127,36 +127,60 @@ is_same_undivided(const Product *p)
     return same;
 }
 
-/* The same for each form, found out once: for those of up to so many multiplications, and so many forms. */
+/* The same for each form, found out once: for those of up to so many multiplications and elements, and so many forms. */
 enum { MOST_FORMS = 256 };
-static const int64_t MOST_COMPARED = (int64_t)1 << 28;
+static const int64_t MOST_COMPARED = (int64_t)1 << 28, MOST_ELEMENTS = (int64_t)1 << 23;
+static pthread_mutex_t forms_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct Form {
+    int64_t turned, m, n, k;
+    int same;
+} forms[MOST_FORMS];
+static int known;
+
+/* What is known of a form; -1: nothing. */
+static int
+known_form(const Product *p, int64_t turned)
+{
+    for (int i = 0, count = __atomic_load_n(&known, __ATOMIC_ACQUIRE); i < count; i++)
+        if (forms[i].turned == turned && forms[i].m == p->m && forms[i].n == p->n && forms[i].k == p->k)
+            return forms[i].same;
+    return -1;
+}
+
+void
+product_forget(void)
+{
+    pthread_mutex_lock(&forms_lock);
+    __atomic_store_n(&known, 0, __ATOMIC_RELEASE);
+    pthread_mutex_unlock(&forms_lock);
+}
+
+static int
+is_comparable(const Product *p)
+{
+    const double m = (double)p->m, n = (double)p->n, k = (double)p->k;
+    return !p->adds && m * n * k <= (double)MOST_COMPARED && m * k + k * n + 2 * m * n <= (double)MOST_ELEMENTS;
+}
 
 static int
 goes_undivided(const Product *p)
 {
-    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-    static struct {
-        int64_t turned, m, n, k;
-        int same;
-    } forms[MOST_FORMS];
-    static int known;
     const int64_t turned = 2 * p->left_turned + p->right_turned;
-    if (p->adds || (double)p->m * (double)p->n * (double)p->k > (double)MOST_COMPARED)
+    if (!is_comparable(p))
         return 0;
-    for (int i = 0, count = __atomic_load_n(&known, __ATOMIC_ACQUIRE); i < count; i++)
-        if (forms[i].turned == turned && forms[i].m == p->m && forms[i].n == p->n && forms[i].k == p->k)
-            return forms[i].same;
+    int same = known_form(p, turned);
+    if (same >= 0)
+        return same;
     if (__atomic_load_n(&known, __ATOMIC_ACQUIRE) == MOST_FORMS)
         return 0;
-    const int same = is_same_undivided(p); /* perhaps by two threads at a time, which find the same */
-    pthread_mutex_lock(&lock);
-    if (known < MOST_FORMS) {
-        forms[known].turned = turned, forms[known].m = p->m, forms[known].n = p->n, forms[known].k = p->k;
-        forms[known].same = same;
+    same = is_same_undivided(p); /* perhaps by two threads at a time, which find the same */
+    pthread_mutex_lock(&forms_lock);
+    if (same >= 0 && known < MOST_FORMS && known_form(p, turned) < 0) {
+        forms[known] = (struct Form){turned, p->m, p->n, p->k, same};
         __atomic_store_n(&known, known + 1, __ATOMIC_RELEASE);
     }
-    pthread_mutex_unlock(&lock);
-    return same;
+    pthread_mutex_unlock(&forms_lock);
+    return same > 0;
 }
 
 const char *

@@ -32,6 +32,9 @@ typedef struct {
    bit for each. */
 uint64_t places_give(const Places *places);
 
+/* Forget which products have the same bits whole, while nothing computes. */
+void product_forget(void);
+
 /* Where the result of a product goes, which XLA would have in `result`: said to be filled if that is a place. */
 float *place_of(const Product *p, float *result);
 

@@ -8,6 +8,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "planes.h"
 #include "workers.h"
 #include "xla_ffi.h"
 
@@ -82,14 +83,7 @@ static int most_level = LEVELS - 1;
 static int
 level(void)
 {
-    int can = 0;
-#if defined(__x86_64__) && defined(__GNUC__)
-    if (__builtin_cpu_supports("avx2"))
-        can = 1;
-    if (can && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
-        can = 2;
-#endif
+    const int lanes = vector_lanes(), can = lanes >= 16 ? 2 : lanes >= 8 ? 1 : 0;
     return can < most_level ? can : most_level;
 }
 

@@ -123,15 +123,8 @@ static const struct Functions {
 static const struct Functions *
 functions(void)
 {
-    if (planes_lanes() >= 0)
-        return planes_lanes() >= 16 ? &of_avx512 : planes_lanes() >= 8 ? &of_avx2 : &of_plain;
-#if defined(__x86_64__) && defined(__GNUC__)
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("fma"))
-        return &of_avx512;
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
-        return &of_avx2;
-#endif
-    return &of_plain;
+    const int lanes = vector_lanes();
+    return lanes >= 16 ? &of_avx512 : lanes >= 8 ? &of_avx2 : &of_plain;
 }
 
 static void
