@@ -114,6 +114,16 @@ def test_a_batch_rounds_each_as_if_it_were_alone() -> None:
         np.testing.assert_array_equal(grid_rounding.on_grid(value, state), rounded)
 
 
+@pytest.mark.parametrize("size", [5, LARGE])
+def test_only_a_large_operand_is_written_over(size: int) -> None:
+    """A small one would be copied first, and XLA compiles that."""
+    operands = numbers(size), states()
+    bits, text = computed(lambda v, s: grid_rounding.on_grid(v * 3, s), *operands, by_native=True)
+    assert ("stablehlo.output_operand_alias<" in text) == (size == LARGE)
+    plain, _ = computed(lambda v, s: grid_rounding.on_grid(v * 3, s), *operands, by_native=False)
+    np.testing.assert_array_equal(bits, plain)
+
+
 def test_programs_without_roundings_ask_for_nothing() -> None:
     lowered = jax.jit(lambda x: x + 1).lower(numbers(3))
     assert rewrite_roundings(lowered, lambda: pytest.fail("it asked for the module")) == 0

@@ -32,6 +32,8 @@ ROUNDING_TARGET = "podrun_rounding"
 WORDS = 2
 """Of a state."""
 _MOST = (1 << 31) - 1
+_WORTH_REUSING = 1 << 16
+"""Elements from which a call writes over its operand. XLA copies such operands first and compiles each copy."""
 _NAME = re.compile(rf"@{ROUNDING}(_\d+)?")
 
 
@@ -84,7 +86,8 @@ def _replace(ir: ModuleType, call: MlirOperation) -> None:
     value, table, row = call.operands
     *batch, rows, _ = table.type.shape
     numbers = [math.prod(value.type.shape) // math.prod(batch), math.prod(batch), rows]
-    in_place = 0 if only_user(value) is not None and producer(value) is not None else None
+    large = math.prod(value.type.shape) >= _WORTH_REUSING
+    in_place = 0 if large and only_user(value) is not None and producer(value) is not None else None
     with ir.InsertionPoint(call):
         rounded = library_call(ir, ROUNDING_TARGET, numbers, [value, table, row], value.type, in_place)
     call.results[0].replace_all_uses_with(rounded)
