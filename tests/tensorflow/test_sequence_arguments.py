@@ -122,6 +122,10 @@ def test_a_program_needs_to_know_its_batch_and_steps(ipu: Any) -> None:
         def later(steps: tf.Tensor) -> tf.Tensor:
             return dynamic_decode(counting_decoder([0]), maximum_iterations=steps)[2]
 
+        with pytest.raises(ValueError, match="must be at least 1 in a program"):
+            ipu.ipu_compiler.compile(
+                lambda: dynamic_decode(counting_decoder([0]), maximum_iterations=0)[2], []
+            )
         with pytest.raises(ValueError, match="at most, as a number"):
             ipu.ipu_compiler.compile(later, [v1.placeholder(tf.int32, [])])
 

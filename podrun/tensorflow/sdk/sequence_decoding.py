@@ -242,7 +242,7 @@ def dynamic_decode(
     tensor, which the host takes, there are results of the steps that were run.
 
     TypeError for no decoder; ValueError, as in contrib, for a ``maximum_iterations`` that is no scalar, and in a
-    program without a constant one, which decides the shape of the results.
+    program without a constant one, which decides the shape of the results, or with no step.
     """
     if not isinstance(decoder, SequenceDecoder):
         raise TypeError(f"Expected decoder to be type Decoder, but saw: {type(decoder)}")
@@ -259,6 +259,11 @@ def dynamic_decode(
         raise ValueError(
             "maximum_iterations is required for XLA compilation. Say how many steps there are at most, as a number, "
             "which decides the shape of the results: dynamic_decode(decoder, maximum_iterations=20)"
+        )
+    if in_program() and steps == 0:
+        raise ValueError(
+            "maximum_iterations must be at least 1 in a program for an IPU, which has no results without a step: "
+            "dynamic_decode(decoder, maximum_iterations=20)"
         )
     with _v1.variable_scope(scope, "decoder"):
         return _DecodingLoop(decoder, steps, impute_finished).run(output_time_major)
