@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from podrun.collectives.shared_memory import SharedMemoryGroup
+from podrun.core import executable_file
 from podrun.core.errors import ApplicationRuntimeError
 from podrun.core.executable import AllGather, Compute, Executable, Retrieval
 from podrun.core.layout import IpuRange, Layout
@@ -297,3 +298,19 @@ def test_replicas_have_to_lie_on_their_machines(pieces: PieceCache) -> None:
         with pytest.raises(ApplicationRuntimeError, match="replicas do not lie on 2 machines"):
             connection.load(replace(linear(8), layout=layout))
     connection.close()
+
+
+def test_programs_loaded_in_turns_are_written_once(
+    pieces: PieceCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[Executable] = []
+    dumps = executable_file.dumps
+    monkeypatch.setattr(executable_file, "dumps", lambda e: written.append(e) or dumps(e))
+    one, other = linear(8), inference(8)
+    changed = replace(one, metadata={**one.metadata, "more": True})
+    connection = InProcessMachines(8, pieces).connect()
+    assert connection.try_attach(request(IpuRange(0, 8))) is None
+    for executable in (one, other, replace(one), other, changed, one, replace(one, name="else")):
+        connection.load(executable)
+    connection.close()
+    assert [e.name for e in written] == [one.name, other.name, one.name, "else"]

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from podrun.core import executable_file
 from podrun.core.aligned_memory import aligned_empty
 from podrun.core.cluster import IPUS_PER_MACHINE
 from podrun.core.environment import environment
@@ -36,11 +35,11 @@ from podrun.core.names import DIGESTS
 from podrun.core.terminal import note_moment
 from podrun.device.connection import MOST_IN_FLIGHT, AttachRequest, Refusal, RunResult
 from podrun.device.crash_records import report_fatal_signals
-from podrun.device.host.ports import LocalPort, Port, ProgramFile, RunArrays, Site, Wait, sites_holding
+from podrun.device.host.ports import LocalPort, Port, ProgramFiles, RunArrays, Site, Wait, sites_holding
 from podrun.device.host.run_plan import ArrayPlan
 from podrun.device.host.started_runs import RunsInFlight, StartedRun
 from podrun.device.owners import HOST_SYNC_TIMEOUT
-from podrun.device.program.fabric import LocalFabric, program_digest
+from podrun.device.program.fabric import LocalFabric
 from podrun.device.program.machine_groups import home_of, parts_by_position
 from podrun.faults import ProcessPlan, ends_with_launch, hint_in_launch, process_plan, recovery_hint, validate
 
@@ -78,6 +77,7 @@ class PortConnection:
         self._ports: list[Port] = []
         self._owned: IpuRange | None = None
         self._executable: Executable | None = None
+        self._files = ProgramFiles()
         self._parts: Mapping[int, Executable] = {}
         self._plans: dict[int, ArrayPlan] = {}
         self._process = os.getpid()
@@ -117,11 +117,7 @@ class PortConnection:
     def load(self, executable: Executable) -> None:
         self._attached()
         self._flight.make_room(1)
-        data = executable_file.dumps(executable)
-        own = executable_file.are_own(
-            computation.stablehlo for computation in executable.computations.values()
-        )
-        program = ProgramFile(executable, program_digest(data), lambda: data, own)
+        program = self._files.of(executable)
         self._executable = None
         self._all([port.load(program, self.host_sync_timeout) for port in self._ports])
         note_moment("machines have the program")

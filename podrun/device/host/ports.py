@@ -11,13 +11,16 @@ import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import fields
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from podrun.core import executable_file
 from podrun.core.errors import ApplicationRuntimeError, DeadlineError, InternalError
 from podrun.core.executable import Array, Executable
 from podrun.core.layout import IpuRange, replicas_on
 from podrun.core.quick_dataclass import dataclass
 from podrun.device.connection import AttachRequest, Refusal, RunOutcome
+from podrun.device.program.fabric import program_digest
 
 if TYPE_CHECKING:
     from podrun.device.machine import Machine
@@ -76,6 +79,39 @@ class ProgramFile:
     digest: str
     data: Callable[[], bytes]
     own: bool = False
+
+
+class ProgramFiles:
+    """The files of the last programs that a connection loaded: a session that alternates between programs loads each
+    again and again, and writes none of them twice.
+    """
+
+    KEPT = 4
+
+    def __init__(self) -> None:
+        self._latest: list[ProgramFile] = []
+
+    def of(self, executable: Executable) -> ProgramFile:
+        """The program's file, written now or before."""
+        kept = [file for file in self._latest if _has_parts_of(file.executable, executable)]
+        file = kept[0] if kept else _written(executable)
+        self._latest = [file, *(other for other in self._latest if other is not file)][: self.KEPT]
+        return file
+
+
+def _has_parts_of(one: Executable, other: Executable) -> bool:
+    """Whether two Executables have the very same parts, and equal metadata."""
+    return one.metadata == other.metadata and all(
+        getattr(one, field.name) is getattr(other, field.name)
+        for field in fields(Executable)
+        if field.name != "metadata"
+    )
+
+
+def _written(executable: Executable) -> ProgramFile:
+    data = executable_file.dumps(executable)
+    own = executable_file.are_own(item.stablehlo for item in executable.computations.values())
+    return ProgramFile(executable, program_digest(data), lambda: data, own)
 
 
 @dataclass(frozen=True, slots=True)
