@@ -35,11 +35,13 @@ def _unsorted(ctx: Context, node: Node, x: Array, ids: Array, count: Array) -> A
     kind, size = node.op_type.removeprefix("UnsortedSegment"), int(ctx.constant(2))
     kept = jnp.where(jnp.asarray(ids) < 0, size, ids)
     result = _reduced(kind, x, kept, size + 1)[:size]
-    if kind == "Prod":
-        return result
+    return result if kind == "Prod" else _within_type(result)
+
+
+def _within_type(x: Array) -> Array:
+    """Infinities as the extreme values of the type, which TensorFlow has for segments without rows."""
     limits: np.finfo | np.iinfo = np.finfo(x.dtype) if np.dtype(x.dtype).kind == "f" else np.iinfo(x.dtype)
-    least, most = jnp.asarray(limits.min, x.dtype), jnp.asarray(limits.max, x.dtype)
-    return jnp.clip(result, least, most)
+    return jnp.clip(x, jnp.asarray(limits.min, x.dtype), jnp.asarray(limits.max, x.dtype))
 
 
 @computes(
@@ -48,11 +50,14 @@ def _unsorted(ctx: Context, node: Node, x: Array, ids: Array, count: Array) -> A
     "SegmentMean",
 )
 def _sorted(ctx: Context, node: Node, x: Array, ids: Array, *counts: Array) -> Array:
-    """As many segments as the program says, or as the ids do, which must be known then. Empty ones are 0, of Prod 1."""
+    """As many segments as the program says, or as the ids do, which must be known then. Empty ones are 0, of Prod 1, of
+    the second versions of Max and Min the extreme value of the type."""
     kind = node.op_type.removeprefix("Segment").removesuffix("V2")
     count = int(ctx.constant(2)) if counts else int(np.max(ctx.constant(1))) + 1
     rows = jax.ops.segment_sum(jnp.ones(x.shape[0], jnp.int32), jnp.asarray(ids), count)
     shape = (count,) + (1,) * (x.ndim - 1)
+    if kind in ("Max", "Min") and counts:
+        return _within_type(_reduced(kind, x, ids, count))
     if kind in ("Max", "Min"):
         return jnp.where(rows.reshape(shape) > 0, _reduced(kind, x, ids, count), jnp.zeros((), x.dtype))
     if kind != "Mean":
