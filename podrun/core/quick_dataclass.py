@@ -157,7 +157,7 @@ def _compiled(
 
 
 class _Factory:
-    """Stands in signatures for what a factory makes."""
+    """The default of a parameter whose field has a ``default_factory``, as `inspect.signature` shows it."""
 
     def __repr__(self) -> str:
         return "<factory>"

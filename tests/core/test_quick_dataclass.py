@@ -95,6 +95,13 @@ def _values(decorate: Callable[..., Any]) -> dict[str, Any]:
 
         n: int
 
+    kinds = (Point, Mixed, Nothing, Counter, Token, Own, Plain, Farther, Ordered)
+    return {kind.__name__: kind for kind in kinds} | _values_left_to_the_standard_library(decorate)
+
+
+def _values_left_to_the_standard_library(decorate: Callable[..., Any]) -> dict[str, Any]:
+    """Classes with something that only the standard library's decorator looks at."""
+
     @decorate
     class Started:
         """Has an ``__init__`` of its own."""
@@ -133,8 +140,7 @@ def _values(decorate: Callable[..., Any]) -> dict[str, Any]:
         _set: int = 1
         _default_self: int = 2
 
-    kinds = (Point, Mixed, Nothing, Counter, Token, Own, Plain, Farther, Ordered)
-    return {kind.__name__: kind for kind in (*kinds, Started, Doubled, Concrete, Odd)}
+    return {kind.__name__: kind for kind in (Started, Doubled, Concrete, Odd)}
 
 
 STANDARD = _values(dataclasses.dataclass)

@@ -30,9 +30,7 @@ def cases() -> dict[str, Case]:
     """Operation -> a call whose result is greater than halves, and its arguments that gradients are taken of."""
     import tensorflow as tf
 
-    raw, one = tf.raw_ops, {"strides": [1, 1, 1, 1], "padding": "VALID"}
-    five = {"strides": [1, 1, 1, 1, 1], "padding": "VALID"}
-    half, place = [0, 0], [[0], [0]]
+    raw, half, place = tf.raw_ops, [0, 0], [[0], [0]]
     twice: dict[str, Callable[..., Any]] = {
         "Add": lambda x, y: raw.Add(x=x, y=y),
         "AddV2": lambda x, y: raw.AddV2(x=x, y=y),
@@ -59,6 +57,42 @@ def cases() -> dict[str, Case]:
         "BatchMatMulV3": lambda x, y: raw.BatchMatMulV3(x=x, y=y, adj_y=True, Tout=x.dtype),
         "Einsum": lambda x, y: raw.Einsum(inputs=[x, y], equation="ij,kj->ik"),
     }
+    large = np.array([[40000.0], [30000.0]])
+    return {
+        **{name: (call, (large, large)) for name, call in twice.items()},
+        **{name: (call, (SUMS,)) for name, call in sums.items()},
+        **{name: (call, (ROWS, ROWS)) for name, call in products.items()},
+        **convolutions(),
+        "Square": (lambda x: raw.Square(x=x), (LARGE,)),
+        "L2Loss": (lambda x: raw.L2Loss(t=x), (LARGE,)),
+        "LeakyRelu": (lambda x: raw.LeakyRelu(features=x, alpha=300.0), (-LARGE,)),
+        "SquaredDifference": (lambda x, y: raw.SquaredDifference(x=x, y=y), (LARGE, -LARGE)),
+        "Pow": (lambda x: raw.Pow(x=x, y=tf.constant(2, x.dtype)), (LARGE,)),
+        "RealDiv": (lambda x: raw.RealDiv(x=x, y=tf.constant(2**-10, x.dtype)), (LARGE,)),
+        "Div": (lambda x: raw.Div(x=x, y=tf.constant(2**-10, x.dtype)), (LARGE,)),
+        "Sinh": (lambda x: raw.Sinh(x=x), (np.array([11.789, -11.785]),)),
+        "Cosh": (lambda x: raw.Cosh(x=x), (np.array([11.789, -11.785]),)),
+        "Expm1": (lambda x: raw.Expm1(x=x), (np.array([11.095]),)),
+        "TensorScatterAdd": (
+            lambda x, y: raw.TensorScatterAdd(tensor=x, indices=[[0]], updates=y),
+            (SUMS, SUMS[:1]),
+        ),
+        "TensorScatterSub": (
+            lambda x, y: raw.TensorScatterSub(tensor=x, indices=[[0]], updates=-y),
+            (SUMS, SUMS[:1]),
+        ),
+        "Cast": (lambda x: tf.cast(tf.cast(x, tf.float32) * 300.0, x.dtype), (LARGE,)),
+        "Mean": (lambda x: raw.Mean(input=x, axis=0), (SUMS,)),
+        "Lgamma": (lambda x: raw.Lgamma(x=x), (SUMS,)),
+    }
+
+
+def convolutions() -> dict[str, Case]:
+    """The part of `cases` with images and volumes."""
+    import tensorflow as tf
+
+    raw, one = tf.raw_ops, {"strides": [1, 1, 1, 1], "padding": "VALID"}
+    five = {"strides": [1, 1, 1, 1, 1], "padding": "VALID"}
     kernels: dict[str, Callable[..., Any]] = {
         "Conv2D": lambda x, w: raw.Conv2D(input=x, filter=w, **one),
         "DepthwiseConv2dNative": lambda x, w: raw.DepthwiseConv2dNative(input=x, filter=w, **one),
@@ -84,34 +118,9 @@ def cases() -> dict[str, Case]:
             input=y, filter_sizes=[1, 1, 1, 1, 1], out_backprop=tf.reshape(w, [1, 2, 2, 2, 1]), **five
         ),
     }
-    large = np.array([[40000.0], [30000.0]])
     return {
-        **{name: (call, (large, large)) for name, call in twice.items()},
-        **{name: (call, (SUMS,)) for name, call in sums.items()},
-        **{name: (call, (ROWS, ROWS)) for name, call in products.items()},
         **{name: (call, (IMAGE, KERNEL)) for name, call in kernels.items()},
         **{name: (call, (VOLUME, VOLUME_KERNEL)) for name, call in volumes.items()},
-        "Square": (lambda x: raw.Square(x=x), (LARGE,)),
-        "L2Loss": (lambda x: raw.L2Loss(t=x), (LARGE,)),
-        "LeakyRelu": (lambda x: raw.LeakyRelu(features=x, alpha=300.0), (-LARGE,)),
-        "SquaredDifference": (lambda x, y: raw.SquaredDifference(x=x, y=y), (LARGE, -LARGE)),
-        "Pow": (lambda x: raw.Pow(x=x, y=tf.constant(2, x.dtype)), (LARGE,)),
-        "RealDiv": (lambda x: raw.RealDiv(x=x, y=tf.constant(2**-10, x.dtype)), (LARGE,)),
-        "Div": (lambda x: raw.Div(x=x, y=tf.constant(2**-10, x.dtype)), (LARGE,)),
-        "Sinh": (lambda x: raw.Sinh(x=x), (np.array([11.789, -11.785]),)),
-        "Cosh": (lambda x: raw.Cosh(x=x), (np.array([11.789, -11.785]),)),
-        "Expm1": (lambda x: raw.Expm1(x=x), (np.array([11.095]),)),
-        "TensorScatterAdd": (
-            lambda x, y: raw.TensorScatterAdd(tensor=x, indices=[[0]], updates=y),
-            (SUMS, SUMS[:1]),
-        ),
-        "TensorScatterSub": (
-            lambda x, y: raw.TensorScatterSub(tensor=x, indices=[[0]], updates=-y),
-            (SUMS, SUMS[:1]),
-        ),
-        "Cast": (lambda x: tf.cast(tf.cast(x, tf.float32) * 300.0, x.dtype), (LARGE,)),
-        "Mean": (lambda x: raw.Mean(input=x, axis=0), (SUMS,)),
-        "Lgamma": (lambda x: raw.Lgamma(x=x), (SUMS,)),
     }
 
 

@@ -152,7 +152,7 @@ def dense_program(lowered: Lowered) -> DenseProgram | None:
 
 
 def _walls(module: MlirModule) -> frozenset[str]:
-    """The functions that give back what they are given, as calls name them."""
+    """The names, as calls have them (``@name``), of the module's functions that only return their argument."""
     functions = [op.operation for op in module.body.operations if op.operation.name == "func.func"]
     return frozenset(
         f"@{op.attributes['sym_name'].value}" for op in functions if is_identity(op.regions[0].blocks[0])

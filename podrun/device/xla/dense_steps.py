@@ -265,7 +265,7 @@ class DenseSteps:
         return whole
 
     def count_up(self, sizes: Sequence[int], axis: int) -> DenseView:
-        """int32 that count up from 0 along an axis."""
+        """An int32 array of ``sizes`` whose elements are their own index along ``axis``."""
         line = self._new(DenseKind.COUNT_UP, (), (sizes[axis],), sizes=(sizes[axis],))
         return line.broadcast(sizes, [axis])
 

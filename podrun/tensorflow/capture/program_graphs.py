@@ -158,7 +158,7 @@ def trace(
 
 
 def converted(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function whose Python loops and conditions become those of the graph that is being made."""
+    """The function as AutoGraph converts it: its Python loops and conditions become operations of the graph."""
     from tensorflow.python.autograph.core import ag_ctx
 
     own: Callable[..., Any] = _tf_convert(function, ag_ctx.ControlStatusCtx(status=ag_ctx.Status.ENABLED))

@@ -165,7 +165,7 @@ class Importer:
         )
 
     def _value_outside(self, tensor: tf.Tensor) -> Value:
-        """The value of a tensor of eager mode, which is an input of the program if another operation takes it."""
+        """The program's input for an eager tensor that one of its graphs captures. UnsupportedError if none does."""
         importer: Importer | None = self
         while importer is not None:
             for graph, values in importer.reading:

@@ -72,8 +72,9 @@ class PoplarExecutableProto:
 
 
 def signature_blob(names: Mapping[str, Sequence[str]]) -> bytes:
-    """The part of a file for the names of its tensors, by the fields of `ApplicationSignature`: JSON in UTF-8, which
-    `PoplarExecutableProto.ParseFromString` reads.
+    """The names of a compiled application's tensors, by field of `ApplicationSignature`, as a part of its file.
+
+    The bytes are JSON in UTF-8, which `PoplarExecutableProto.ParseFromString` reads.
     """
     return json.dumps({kind: list(entries) for kind, entries in names.items()}).encode()
 

@@ -273,7 +273,7 @@ class EmbeddedContext:
 
     @property
     def runner(self) -> LoadedModel:
-        """The program on its IPUs. ConfigError for a file that holds none."""
+        """The program on its IPUs; the first read loads it from the file. ConfigError if the file holds no program."""
         if self._runner is None:
             model = ServedModel(self.executable_file)
             self.taken = json.loads(model.reader.blob(_TAKEN) or b"null")

@@ -1,4 +1,4 @@
-"""``tf.contrib.seq2seq``: a decoder that keeps the likeliest sequences, its beams, of which each step makes new ones.
+"""Beam search of ``tf.contrib.seq2seq``: a decoder that keeps the likeliest sequences, its beams, and extends them.
 
 A score is the logarithm of a sequence's probability, divided by ``((5 + length) / 6) ** length_penalty_weight``.
 Source: the documentation of TensorFlow 1.15, and arXiv:1609.08144.

@@ -9,26 +9,9 @@
 #include <string.h>
 
 #include "planes.h"
+#include "processor_modes.h"
 #include "workers.h"
 #include "xla_ffi.h"
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-enum { FLUSHES = 0x8040 }; /* denormal results and operands as zero */
-#define MODE() _mm_getcsr()
-#define SET_MODE(mode) _mm_setcsr(mode)
-#else
-enum { FLUSHES = 0 };
-#define MODE() 0u
-#define SET_MODE(mode) ((void)(mode))
-#endif
-
-#if defined(__x86_64__) && defined(__GNUC__)
-#define WITH(FEATURES) __attribute__((noinline, target(FEATURES)))
-#else
-#define WITH(FEATURES) __attribute__((noinline))
-#endif
-#define INLINE static inline __attribute__((always_inline))
 
 enum { NUMBERS = 3, OPERANDS = 3, WORDS = 2, LEVELS = 3, PART = 1 << 16 };
 

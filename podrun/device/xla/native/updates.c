@@ -12,24 +12,7 @@
 #include <string.h>
 
 #include "planes.h"
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-enum { FLUSHES = 0x8040 }; /* denormal results and operands as zero */
-#define MODE() _mm_getcsr()
-#define SET_MODE(mode) _mm_setcsr(mode)
-#else
-enum { FLUSHES = 0 };
-#define MODE() 0u
-#define SET_MODE(mode) ((void)(mode))
-#endif
-
-#if defined(__x86_64__) && defined(__GNUC__)
-#define WITH(FEATURES) __attribute__((noinline, target(FEATURES)))
-#else
-#define WITH(FEATURES) __attribute__((noinline))
-#endif
-#define INLINE static inline __attribute__((always_inline))
+#include "processor_modes.h"
 
 enum { BLOCK = 512, MOST_REGISTERS = 48, MOST_STEPS = 64, MOST_VIEWS = 512 };
 enum { ADD, SUBTRACT, MULTIPLY, DIVIDE, ROOT, NEGATE, MULTIPLY_ADD, SUBTRACT_PRODUCT, PRODUCT_LESS, KINDS };
