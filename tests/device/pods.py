@@ -6,7 +6,7 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from podrun.device.machine import Machine
 from podrun.device.service.control import MachineControl
 from podrun.device.service.reporting import report_and_heat
 from podrun.device.service.server import MachineServer
+from tests.copies import CopiedProcess
 
 SERVER = """
 import sys
@@ -37,7 +38,7 @@ class Pod:
 
     endpoints: list[str]
     controls: list[MachineControl]
-    processes: list[subprocess.Popen[str]]
+    processes: Sequence[subprocess.Popen[str] | CopiedProcess]
 
     @property
     def ipus(self) -> IpuRange:
@@ -73,13 +74,13 @@ def threads(machines: int, cache: Path) -> Iterator[Pod]:
 
 
 @contextlib.contextmanager
-def processes(machines: int, cache: Path, before: str = "") -> Iterator[Pod]:
+def processes(machines: int, cache: Path, before: str = "", *, fresh: bool = False) -> Iterator[Pod]:
     """Each machine a process, ended when its standard input closes, as an actor ends with its owner.
 
-    ``before``: what each runs before it is a machine.
+    ``before``: what each runs before it is a machine. ``fresh``: one that imports for itself, and shares no memory.
     """
     environ = {**os.environ, "PODRUN_CACHE_DIR": str(cache)}
-    started = [
+    started: list[subprocess.Popen[str] | CopiedProcess] = [
         subprocess.Popen(
             [sys.executable, "-c", before + SERVER, f"agent{i}"],
             stdin=subprocess.PIPE,
@@ -87,6 +88,8 @@ def processes(machines: int, cache: Path, before: str = "") -> Iterator[Pod]:
             text=True,
             env=environ,
         )
+        if fresh
+        else CopiedProcess(before + SERVER, [f"agent{i}"], env=environ)
         for i in range(machines)
     ]
     pod = Pod([], [], started)

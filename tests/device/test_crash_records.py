@@ -6,8 +6,6 @@ import contextlib
 import functools
 import re
 import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -27,6 +25,7 @@ from podrun.device.crash_records import (
     describe_piece,
     running_pieces,
 )
+from tests.copies import CopiedProcess
 
 from .conftest import request
 from .pods import processes
@@ -62,12 +61,11 @@ crashing(rank=1, batch=3)
 """
 ALONE = """
 import sys
-sys.path.insert(0, sys.argv[1])
-from device.conftest import request
-from device.programs import data, first_weights, linear
+from tests.device.conftest import request
+from tests.device.programs import data, first_weights, linear
 from podrun.core.layout import IpuRange
 from podrun.device.host.connecting import connect
-connection = connect({"PODRUN_CACHE_DIR": sys.argv[2]}, standalone_ipus=8)
+connection = connect({"PODRUN_CACHE_DIR": sys.argv[1]}, standalone_ipus=8)
 connection.try_attach(request(IpuRange(0, 8)))
 executable = linear(8)
 connection.load(executable)
@@ -121,17 +119,16 @@ def test_host_processes_of_every_machine_read_what_died(
 
 @pytest.mark.system
 def test_a_script_with_machines_inside_says_it_on_standard_error(tmp_path: Path) -> None:
-    tests = str(Path(__file__).resolve().parents[1])
-    done = subprocess.run(
-        [sys.executable, "-c", NULL_POINTER + CRASH + ALONE, tests, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == -signal.SIGSEGV
-    said = done.stderr.partition("podrun: native code died in this process by SIGSEGV while it computed\n")[2]
-    assert said, done.stderr
+    with (tmp_path / "err").open("w+") as err:
+        process = CopiedProcess(NULL_POINTER + CRASH + ALONE, [str(tmp_path)], err=err)
+        try:
+            assert process.wait(60) == -signal.SIGSEGV
+        finally:
+            process.kill()
+            process.communicate(60)
+        text = (tmp_path / "err").read_text()
+    said = text.partition("podrun: native code died in this process by SIGSEGV while it computed\n")[2]
+    assert said, text
     assert "  piece 'step'" in said
     assert "on IPUs 4-7, batch 3\npodrun: to go on, export PODRUN_CONVOLUTIONS=xla" in said
     assert "Fatal Python error: Segmentation fault" in said.partition("stacks")[2]

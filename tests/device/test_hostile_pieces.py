@@ -27,9 +27,8 @@ from podrun.device.xla import vetting
 from podrun.device.xla.custom_calls import SIGNATURES, RefusedPiece, mismatch
 from podrun.device.xla.pieces import PieceCache
 from podrun.device.xla.vetting import Vetter
+from tests.copies import CopiedProcess
 from tests.device.programs import linear
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def piece(
@@ -220,11 +219,19 @@ def test_a_piece_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     ("first", "stop"),
     [(0, 6), *(pytest.param(n, n + 500, marks=pytest.mark.slow) for n in range(0, 10_000, 500))],
 )
-def test_damaged_executables_with_right_checksums_end_no_process(first: int, stop: int) -> None:
-    words = [sys.executable, "-m", "tests.device.hostile_executables", str(first), str(stop)]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=1800, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    counts = json.loads(done.stdout.splitlines()[-1])
+def test_damaged_executables_with_right_checksums_end_no_process(
+    tmp_path: Path, first: int, stop: int
+) -> None:
+    with (tmp_path / "err").open("w") as err:
+        child = CopiedProcess(
+            "from tests.device.hostile_executables import main; main()", [str(first), str(stop)], err=err
+        )
+    try:
+        assert child.wait(1800) == 0, (tmp_path / "err").read_text()[-3000:]
+        counts = json.loads(child.stdout.read().splitlines()[-1])
+    finally:
+        child.kill()
+        child.communicate(60)
     assert sum(counts.values()) == stop - first
     assert counts.keys() <= {
         "ran",

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +18,7 @@ from podrun.core.errors import ApplicationRuntimeError, PoplarError, Unrecoverab
 from podrun.core.layout import IpuRange
 from podrun.device.host.client import InProcessMachines
 from podrun.device.xla.pieces import PieceCache
+from tests.copies import CopiedProcess
 
 from .conftest import request
 from .pods import Pod, processes
@@ -32,15 +31,14 @@ SOON = 60.0
 
 HOST = """
 import json, sys, time
-sys.path.insert(0, sys.argv[1])
-from device.conftest import request
-from device.pods import Pod
-from device.programs import data, first_weights, linear
+from tests.device.conftest import request
+from tests.device.pods import Pod
+from tests.device.programs import data, first_weights, linear
 from podrun.core.error_codec import error_to_dict
 from podrun.core.layout import IpuRange
 from podrun.core.errors import PoplarError
-first, runs = int(sys.argv[3]), int(sys.argv[4])
-connection = Pod(json.loads(sys.argv[2]), [], []).connect()
+first, runs = int(sys.argv[2]), int(sys.argv[3])
+connection = Pod(json.loads(sys.argv[1]), [], []).connect()
 assert connection.try_attach(request(IpuRange(0, 8), IpuRange(first, 4))) is None
 executable = linear(8)
 connection.load(executable)
@@ -60,15 +58,12 @@ connection.close()
 """
 
 
-def host(pod: Pod, first: int, runs: int = 1_000_000) -> subprocess.Popen[str]:
+def host(pod: Pod, first: int, runs: int = 1_000_000) -> CopiedProcess:
     """A host process that holds four IPUs and runs the linear model."""
-    tests = str(Path(__file__).resolve().parents[1])
-    command = [sys.executable, "-c", HOST, tests, json.dumps(pod.endpoints), str(first), str(runs)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    return CopiedProcess(HOST, [json.dumps(pod.endpoints), str(first), str(runs)])
 
 
-def until(process: subprocess.Popen[str], line: str) -> str:
-    assert process.stdout is not None
+def until(process: CopiedProcess, line: str) -> str:
     for found in process.stdout:
         if found.startswith(line):
             return found
@@ -84,6 +79,13 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def pod(cache: Path) -> Iterator[Pod]:
     """Machines of a test's own, which may kill them."""
     with processes(2, cache) as pod:
+        yield pod
+
+
+@pytest.fixture
+def fresh(cache: Path) -> Iterator[Pod]:
+    """Machines whose memory is all their own."""
+    with processes(2, cache, fresh=True) as pod:
         yield pod
 
 
@@ -107,12 +109,12 @@ def lasting(started: Pod) -> Pod:
         assert time.monotonic() < deadline, refusal
 
 
-def test_the_same_bits_as_in_process_and_little_memory_when_idle(pod: Pod, pieces: PieceCache) -> None:
-    for process in pod.processes:
+def test_the_same_bits_as_in_process_and_little_memory_when_idle(fresh: Pod, pieces: PieceCache) -> None:
+    for process in fresh.processes:
         private = psutil.Process(process.pid).memory_full_info().uss
         assert private < 350e6, "an idle machine takes at most 350 MB of its own"
     executable, outcomes = linear(8), []
-    for connection in (InProcessMachines(8, pieces).connect(), pod.connect()):
+    for connection in (InProcessMachines(8, pieces).connect(), fresh.connect()):
         assert connection.try_attach(request(PAIR)) is None
         connection.load(executable)
         connection.write_variables(first_weights())

@@ -1,0 +1,185 @@
+"""Processes that are copies of one that has imported JAX, podrun and the tests' programs.
+
+Importing takes a process a second of a core, and a copy hundredths of one. Copies are processes like others: with an
+environment, files, a process id and an exit code.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import gc
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import IO
+
+ROOT = Path(__file__).resolve().parent.parent
+MODULES = (
+    "podrun.device.service.server",
+    "podrun.device.host.connecting",
+    "podrun.device.xla.networks",
+    "tests.device.conftest",
+    "tests.device.pods",
+    "tests.device.programs",
+)
+"""What the first process imports, besides what machines import ahead."""
+NUMBER = struct.Struct("=q")
+START_SECONDS = 120.0
+
+
+class CopiedProcess:
+    """A process that runs ``code``, with ``words`` as its arguments; like `subprocess.Popen` with pipes and text.
+
+    ``err``: its standard error; that of this process by default.
+    """
+
+    def __init__(
+        self,
+        code: str,
+        words: Sequence[str] = (),
+        *,
+        env: Mapping[str, str] | None = None,
+        err: IO[str] | None = None,
+    ) -> None:
+        self.returncode: int | None = None
+        self._answers, answering = socket.socketpair()
+        (its_in, to), (of, its_out) = os.pipe(), os.pipe()
+        try:
+            request = json.dumps([code, list(words), dict(os.environ if env is None else env)])
+            files = [answering.fileno(), its_in, its_out, 2 if err is None else err.fileno()]
+            socket.send_fds(_first(), [request.encode()], files)
+        finally:
+            answering.close()
+            os.close(its_in)
+            os.close(its_out)
+        self.stdin, self.stdout = os.fdopen(to, "w"), os.fdopen(of)
+        self._answers.settimeout(START_SECONDS)
+        self.pid = self._number()
+
+    def _number(self) -> int:
+        data = self._answers.recv(NUMBER.size, socket.MSG_WAITALL)
+        assert len(data) == NUMBER.size, "the process that makes copies has ended"
+        return int(NUMBER.unpack(data)[0])
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code, below zero for a signal; raises TimeoutError if it has not ended by then."""
+        if self.returncode is None:
+            self._answers.settimeout(timeout)
+            self.returncode = self._number()
+            self._answers.close()
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Its process id is nobody else's until its exit code is read."""
+        if self.returncode is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def communicate(self, timeout: float | None = None) -> None:
+        """Close its standard input and wait for its end. What it has said and nobody reads has to fit a pipe."""
+        self.stdin.close()
+        self.wait(timeout)
+        self.stdout.close()
+
+
+@functools.cache
+def _first() -> socket.socket:
+    """The socket of the process of which others are copies; it ends with this process."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.copies", str(theirs.fileno())],
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,
+        )
+
+    def end() -> None:
+        ours.close()
+        process.wait(START_SECONDS)
+
+    atexit.register(end)
+    return ours
+
+
+# --- what those processes run -----------------------------------------------------------------------------------
+
+
+def make_copies(requests: socket.socket) -> Callable[[], None]:
+    """Serve requests until nobody is left to make any and all copies have ended. Returns in a copy what that runs."""
+    for name in (*import_module("podrun.device.service.preload").TEMPLATE_MODULES, *MODULES):
+        import_module(name)
+    gc.freeze()
+    while True:
+        request, files, _, _ = socket.recv_fds(requests, 1 << 20, 4)
+        if not request:
+            _reap(0)
+            os._exit(0)
+        if os.fork() == 0:
+            requests.close()
+            work = _kept_copy(request, files)
+            if work is not None:
+                return work
+            os._exit(0)
+        for file in files:
+            os.close(file)
+        _reap(os.WNOHANG)
+
+
+def _reap(options: int) -> None:
+    """Take note of children that have ended; with options 0, wait for all."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, options)[0]:
+            pass
+
+
+def _kept_copy(request: bytes, files: Sequence[int]) -> Callable[[], None] | None:
+    """Make one copy, and tell its process id and later its exit code to whoever asked, in whose hands it lies when the
+    process id becomes free. Gives in the copy what that runs, otherwise None.
+    """
+    pid = os.fork()
+    with socket.socket(fileno=files[0]) as answers:
+        if pid == 0:
+            return _become(request, files[1:])
+        for file in files[1:]:
+            os.close(file)
+        try:
+            answers.sendall(NUMBER.pack(pid))
+            ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+            assert ended is not None
+            code = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+            answers.sendall(NUMBER.pack(code))
+            answers.recv(1)
+        except OSError:
+            pass  # Whoever asked has ended.
+        os.waitpid(pid, 0)
+    return None
+
+
+def _become(request: bytes, files: Sequence[int]) -> Callable[[], None]:
+    """Take over the files, environment and arguments that are asked for."""
+    for number, file in enumerate(files):
+        os.dup2(file, number)
+        os.close(file)
+    code, words, environ = json.loads(request)
+    os.environ.clear()
+    os.environ.update(environ)
+    sys.argv = ["-c", *words]
+    program = compile(code, "<copy>", "exec")
+    return lambda: exec(program, {"__name__": "__main__"})  # noqa: S102 - a test's own code
+
+
+if __name__ == "__main__":
+    make_copies(socket.socket(fileno=int(sys.argv[1])))()
