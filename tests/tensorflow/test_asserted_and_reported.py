@@ -54,6 +54,34 @@ def test_events_tell_whether_a_program_was_compiled(tf: Any, ipu: Any) -> None:
     assert ipu.test_utils.items_matching_at_least_one_pattern(names, ["add"]) == names[:1]
 
 
+def test_scalars_and_what_only_passes_are_no_programs_to_events_and_reports(tf: Any, ipu: Any) -> None:
+    config, helper = ipu.config.IPUConfig(), ipu.test_utils.ReportHelper()
+    helper.set_autoreport_options(config, output_execution_profile=True)
+    ipu.test_utils.enable_ipu_events(config)
+    config.configure_ipu_system()
+    a, b, row = tf.placeholder(tf.int32, []), tf.placeholder(tf.int32, []), tf.placeholder(tf.float32, [2])
+    with tf.device(DEVICE):
+        counter = tf.get_variable("counter", initializer=5, use_resource=True)
+        scalar, doubled = tf.maximum(a + b, 1) * 3, row * 2.0
+        counted = counter.assign_add(2)
+        (compiled,) = ipu.ipu_compiler.compile(lambda value: value, [row])
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        report = ipu.test_utils.ReportJSON(tf.test.TestCase(), session)
+        report.reset()
+        assert session.run(scalar, {a: 4, b: 2}) == 18
+        assert [session.run(counted), session.run(counted)] == [7, 9]
+        np.testing.assert_array_equal(session.run(compiled, {row: [1.0, 2.0]}), [1.0, 2.0])
+        report.assert_no_event()
+        helper.assert_num_reports(0)
+        np.testing.assert_array_equal(session.run(doubled, {row: [1.0, 2.0]}), [2.0, 4.0])
+        report.parse_log(assert_len=4)
+        helper.assert_num_reports(1)
+        tensors = list(report.get_tensor_map().all_tensors())
+        assert {tensor.id for tensor in tensors} == set(report.get_tensor_map().tensor_inst_name_mappings())
+        assert report.get_tensor_map().ipu_ids() == {0}
+
+
 def test_assertions_end_a_run_and_lose_what_it_wrote(tf: Any, ipu: Any) -> None:
     def net(x: Any) -> Any:
         count = tf.get_variable("count", initializer=1.0, use_resource=True)
@@ -102,10 +130,10 @@ def test_reports_of_cached_programs_and_of_programs_with_the_host_in_their_middl
     for net in (middle, middle_free, middle_free):
         config.configure_ipu_system()
         with tf.Graph().as_default(), tf.Session() as session:
-            x = tf.placeholder(tf.float32, [])
+            x = tf.placeholder(tf.float32, [1])
             with ipu.scopes.ipu_scope(DEVICE):
                 (result,) = ipu.ipu_compiler.compile(net, [x])
-            assert session.run(result, {x: 1.0}) == 4.0
+            assert session.run(result, {x: [1.0]}) == [4.0]
         counts.append(len(helper.find_reports()))
         for path in helper.find_reports():
             framework = json.loads((Path(path).parent / "framework.json").read_text())

@@ -24,21 +24,21 @@ pytestmark = pytest.mark.skipif(
     ],
 )
 def test_values_are_compared_bit_by_bit(one: object, other: object, same: bool) -> None:
-    from podrun.tensorflow.execution.step_program import _same_bits
+    from podrun.tensorflow.execution.step_values import same_bits
 
     for dtype in (np.float32, np.float16):
-        assert _same_bits(np.array(one, dtype), np.array(other, dtype)) is same
+        assert same_bits(np.array(one, dtype), np.array(other, dtype)) is same
     truth = np.array([True, False, True])
-    assert _same_bits(truth, truth.copy())
-    assert not _same_bits(truth, ~truth)
+    assert same_bits(truth, truth.copy())
+    assert not same_bits(truth, ~truth)
 
 
 def test_tensorflow_gets_no_memory_that_it_would_write_to() -> None:
-    from podrun.tensorflow.execution.step_program import _not_taken_over
+    from podrun.tensorflow.execution.step_values import not_taken_over
 
     whole = np.zeros(64, np.float32)
     first = -(whole.ctypes.data // 4) % 16  # The first element at a multiple of 64 bytes.
     aligned, other = whole[first : first + 8], whole[first + 1 : first + 9]
     assert aligned.ctypes.data % 64 == 0
-    assert not np.shares_memory(_not_taken_over(aligned), aligned)
-    assert np.shares_memory(_not_taken_over(other), other)
+    assert not np.shares_memory(not_taken_over(aligned), aligned)
+    assert np.shares_memory(not_taken_over(other), other)

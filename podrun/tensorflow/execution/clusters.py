@@ -65,9 +65,11 @@ class SessionCluster:
                 _checked(t, of_variables[i] if i in of_variables else known[t.ref()])
                 for i, t in enumerate(plan.entering)
             ]
-            outcome, written = self._program(arrays)(arrays)
+            host_program = self._program(arrays)
+            outcome, written = host_program(arrays)
             self._write(written, handles, compute)
-            self._note_written(written)
+            if host_program.program.evented:
+                self._note_written(written)
         for tensor, value in zip(plan.results, outcome, strict=True):
             known[tensor.ref()] = np.asarray(value, _numpy_type(tensor))[()]
 

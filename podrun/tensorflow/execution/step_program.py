@@ -7,7 +7,6 @@ what the device has.
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 import time
@@ -38,6 +37,13 @@ from podrun.tensorflow.capture.program_graphs import FunctionGraph
 from podrun.tensorflow.execution.device_table import DEVICES
 from podrun.tensorflow.execution.modelling import ModelledStep, modelled_report, offer_step
 from podrun.tensorflow.execution.poplar_flags import flags, unsent
+from podrun.tensorflow.execution.step_values import (
+    elements_of_replicas,
+    needs_no_engine,
+    not_taken_over,
+    rows_of_replicas,
+    same_bits,
+)
 from podrun.tensorflow.execution.trace_events import (
     note_compilation,
     note_load,
@@ -144,6 +150,8 @@ class StepProgram:
         """The results of the last run, a row for each replica of this process."""
         self._runs = 0
         self._reports: SessionReports | None = None
+        self.evented = source.reported
+        """Whether events tell of the program."""
         self._baked: dict[str, np.ndarray] = {}
         """The values that are constants of the program, such as those that decide shapes."""
         self._on_device: dict[str, np.ndarray] = {}
@@ -185,12 +193,14 @@ class StepProgram:
         self._seed(parts)
         results: dict[str, np.ndarray] = {}
 
+        replicas = self.settings.local_replicas
+
         def store(name: str, value: np.ndarray) -> None:
+            shape = parts.model.built.infos[name].shape
             if name in self.step.results:
-                self.rows[name] = rows_of_replicas(value, parts.model.built.infos[name].shape)
+                self.rows[name] = rows_of_replicas(value, replicas, shape)
                 results[name] = self.rows[name][0]
             else:
-                replicas, shape = self.settings.local_replicas, parts.model.built.infos[name].shape
                 take(name, elements_of_replicas(value, replicas, shape))
 
         try:
@@ -199,6 +209,7 @@ class StepProgram:
             written = self._received(parts)
         if self._reports is not None and self.source.reported:
             self._reports.count_run(self._reports.engine_settings())
+        if self.evented:
             note_run(self.source.name, self.source.ordinal)
         self._count_cycles(parts, iterations)
         return [results[name] for name in self.step.results], written
@@ -257,6 +268,8 @@ class StepProgram:
         )
         if modelled.micro_batches > 1:
             parts.program.executable = each_iteration(whole, modelled.micro_batches)
+        host = not self.feed_types and not self.step.outfeeds and needs_no_engine(self.step.nodes, held)
+        self.evented = self.source.reported and not host
         content = modelled.content(self.feed_types, held, baked, (self.source.ordinal, str(self.settings)))
         self._reports = DEVICES.compiled.get(content)
         if not self.source.reported or self._reports is not None:
@@ -264,10 +277,10 @@ class StepProgram:
         moment = datetime.now().astimezone().strftime("%Y-%m-%d__%H-%M-%S-%f")
         reports = SessionReports(shown, self.settings, ipus, f"tf_report__{moment}__{os.getpid()}")
         cached = bool(flags().cache_directory) and not parts.loader.compiler.compiled_here
-        write_reports(reports, self.source.name, cached=cached)
+        write_reports(reports, self.source.name, quiet=cached or host)
         shown.executable = None  # The reports live on; what they are of goes with this program.
         self._reports = DEVICES.compiled[content] = reports
-        if not cached:
+        if not cached and self.evented:
             spent = time.monotonic() - begun
             note_compilation(self.source, self.step, spent)
 
@@ -317,7 +330,7 @@ class StepProgram:
     def _send(self, parts: SessionParts, values: Mapping[str, np.ndarray]) -> None:
         """Write to the device what it does not have."""
         whole = not parts.loader.loaded or not self._on_device
-        if not parts.loader.loaded and self.source.reported:
+        if not parts.loader.loaded and self.evented:
             note_load(self.source.name, self.source.ordinal)
         parts.loader.ensure_loaded()
         held = parts.model.built.weights
@@ -332,12 +345,12 @@ class StepProgram:
                 )
             value = np.ascontiguousarray(value, numpy_dtype(spec.dtype))
             before = self._on_device.get(key)
-            if whole or before is None or not _same_bits(before, value):
+            if whole or before is None or not same_bits(before, value):
                 changed[key] = value
         for key, value in changed.items():
             parts.weights.put(key, value)
             self._on_device[key] = np.array(value)
-        if self.source.reported:
+        if self.evented:
             sent = {key: value for key, value in changed.items() if key in self.source.resources}
             note_variables_sent(self.source, sent)
         if whole:
@@ -366,35 +379,4 @@ class StepProgram:
             if key in rows and rows[key].program:
                 value = value[0]
             self._on_device[key] = np.ascontiguousarray(value).reshape(spec.shape)
-        return {key: _not_taken_over(self._on_device[key]) for key in names}
-
-
-def rows_of_replicas(value: np.ndarray, shape: Sequence[int]) -> np.ndarray:
-    """A result as an array with a row of ``shape`` for each replica; empty results have one row."""
-    return value.reshape(-1 if value.size else 1, *shape)
-
-
-def elements_of_replicas(value: np.ndarray, replicas: int, shape: Sequence[int]) -> np.ndarray:
-    """What iterations gave to an outfeed, ``[iterations, replicas, *shape]``, also where it is empty."""
-    rows = math.prod(value.shape[: max(value.ndim - len(shape), 0)])
-    return value.reshape(-1 if value.size else max(rows // replicas, 1), replicas, *shape)
-
-
-def _same_bits(one: np.ndarray, other: np.ndarray) -> bool:
-    """Whether two contiguous arrays of one type and shape hold the same bits."""
-    left, right = (array.reshape(-1).view(np.uint8) for array in (one, other))
-    words = left.size // 8 * 8
-    return np.array_equal(left[:words].view(np.uint64), right[:words].view(np.uint64)) and np.array_equal(
-        left[words:], right[words:]
-    )
-
-
-_TAKEN_OVER = 64
-"""TensorFlow uses an array of the host as it lies if its memory begins at a multiple of so many bytes, and may write to
-it later; it copies any other.
-"""
-
-
-def _not_taken_over(value: np.ndarray) -> np.ndarray:
-    """``value``, or a copy where TensorFlow would write to its memory."""
-    return np.array(value) if value.ctypes.data % _TAKEN_OVER == 0 else value
+        return {key: not_taken_over(self._on_device[key]) for key in names}

@@ -109,7 +109,10 @@ def _note(kind: str, ordinal: int, part: str, **fields: object) -> None:
 def note_compilation(source: StepSource, step: ReadStep, seconds: float) -> None:
     """Record the event of a compilation that took ``seconds``."""
     if events_wanted():
-        name, ordinal, places = source.name, source.ordinal, dict(step.places)
+        name, ordinal = source.name, source.ordinal
+        places = step.places or {
+            node.label: Place() for node in step.nodes if node.op_type not in _NOT_COMPUTED
+        }
         module = name.encode()
         tiles = _tensor_map(name, places, int(DEVICES.config.ipu_model.tiles_per_ipu or TILES))
         _note("COMPILE_BEGIN", ordinal, "compile_begin", module_name=module)
@@ -162,6 +165,7 @@ INFERENCE, FORWARD, BACKWARD, UPDATE = range(1, 5)
 """What a product or convolution is for: inference, or in training the forward pass, the gradient of its input, or the
 gradient of its weight.
 """
+_NOT_COMPUTED = ("Const", "Result", "Store")
 _PRODUCTS = ("MatMul", "BatchMatMulV2", "Conv2D", "Conv3D", "DepthwiseConv2dNative")
 
 

@@ -19,14 +19,14 @@ from podrun.runtime.session_reports import SessionReports
 from podrun.tensorflow.execution.poplar_flags import flags
 
 
-def write_reports(reports: SessionReports, program: str, *, cached: bool) -> None:
+def write_reports(reports: SessionReports, program: str, *, quiet: bool) -> None:
     """Write the reports of a program, with ``framework.json`` beside them, and check that it fits its tiles.
 
-    ``cached``: the program was not compiled but came from a cache. Only ``POPLAR_ENGINE_OPTIONS``, with which
-    ``podrun profile`` asks, lets it have reports; in the SDK nothing does. PoplarError if it does not fit.
+    ``quiet``: in the SDK nothing is compiled, because the program came from a cache or needs no engine. Only
+    ``POPLAR_ENGINE_OPTIONS``, with which ``podrun profile`` asks, lets it have reports. PoplarError if it does not fit.
     """
     options = reports.engine_settings()
-    if cached and POPLAR_ENGINE_OPTIONS not in ours():
+    if quiet and POPLAR_ENGINE_OPTIONS not in ours():
         options = replace(options, graph_profile=False, execution_profile=False)
     reports.after_compile(options)
     if reports.folder is not None:

@@ -7,20 +7,23 @@ from __future__ import annotations
 
 import collections
 import fnmatch
+import itertools
 import json
 import time
 import unittest
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
+from podrun.core.quick_dataclass import dataclass
 from podrun.tensorflow.execution.trace_events import (
     BACKWARD,
     FORWARD,
     INFERENCE,
     KINDS,
+    TILES,
     UPDATE,
     IpuTraceEvent,
     taken_events,
@@ -73,20 +76,88 @@ def extract_all_strings_from_event_trace(events: Iterable[Any]) -> str:
     return "\n".join([*lines, ""])
 
 
-class MappedTensors:
-    """The tensors of a program and their tiles, as the event of its compilation lists them."""
+class MappedTile(NamedTuple):
+    """A tile, and how many elements of a tensor lie on it; 0 where that is not known."""
 
-    def __init__(self, tensor_map: dict[str, Any]) -> None:
-        self.mappings: dict[str, list[Any]] = tensor_map["mappings"]
+    tile: int
+    num_elements: int
+
+
+@dataclass(frozen=True, slots=True)
+class MappedTensor:
+    """A tensor of a program. ``tiles``: the first tile of its IPU, since the tile model knows no others; so its shape
+    and the number of its elements are not known either.
+    """
+
+    inst: str
+    index: int
+    shape: list[int]
+    dtype: str
+    has_constant: bool
+    has_aliases: bool
+    num_elements: int
+    tiles: list[MappedTile]
+    name: str
+
+    @property
+    def id(self) -> str:
+        """Its operation and its place among the results."""
+        return f"{self.inst}:{self.index}"
+
+    def tile_ids(self) -> set[int]:
+        """The tiles on which it lies."""
+        return {tile.tile for tile in self.tiles}
+
+
+class MappedTensors:
+    """The tensors of a program and their tiles, as the event of its compilation lists them, by computation: the
+    program, or the stages of a pipeline.
+    """
+
+    def __init__(self, tensor_map: dict[str, Any], num_tiles_per_ipu: int = TILES) -> None:
+        self.num_tiles_per_ipu = num_tiles_per_ipu
+        self.mappings: dict[str, list[MappedTensor]] = {
+            computation: [_mapped(*tensor) for tensor in tensors]
+            for computation, tensors in tensor_map["mappings"].items()
+        }
 
     def computation_names(self) -> list[str]:
         """The program, or the stages of a pipeline."""
         return list(self.mappings)
 
+    def all_tensors(self) -> Iterator[MappedTensor]:
+        """The tensors of all computations."""
+        return itertools.chain.from_iterable(self.mappings.values())
+
+    def tensor_inst_name_mappings(self) -> dict[str, str]:
+        """Each tensor's operation with its place -> its name."""
+        return {tensor.id: tensor.name for tensor in self.all_tensors()}
+
     def tile_ids(self, computation: str | Sequence[str] | None = None) -> set[int]:
         """The tiles of one or several computations; of all without a name."""
         names = [computation] if isinstance(computation, str) else computation or self.mappings
-        return {tile for name in names for tensor in self.mappings[name] for tile, _ in tensor[7]}
+        return {tile for name in names for tensor in self.mappings[name] for tile in tensor.tile_ids()}
+
+    def ipu_ids(self, computation: str | Sequence[str] | None = None) -> set[int]:
+        """The IPUs of these tiles."""
+        return {tile // self.num_tiles_per_ipu for tile in self.tile_ids(computation)}
+
+
+def _mapped(
+    inst: str,
+    index: int,
+    shape: list[int],
+    dtype: str,
+    has_constant: int,
+    has_aliases: int,
+    num_elements: int,
+    tiles: Iterable[tuple[int, int]],
+    name: str,
+) -> MappedTensor:
+    own = [MappedTile(*pair) for pair in tiles]
+    return MappedTensor(
+        inst, index, shape, dtype, bool(has_constant), bool(has_aliases), num_elements, own, name
+    )
 
 
 class ReportJSON:
