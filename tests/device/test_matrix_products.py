@@ -504,5 +504,5 @@ def test_what_reads_a_sum_otherwise_keeps_it() -> None:
 
 def test_the_call_of_a_product_names_its_form() -> None:
     """Programs compiled with other numbers are compiled again: raise `convolutions.FORM` with them."""
-    assert re.fullmatch(r"onednn, 8", convolutions.formulation())
+    assert re.fullmatch(r"onednn, 9", convolutions.formulation())
     assert len(ProductCall(M, N, K).numbers()) == 8

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
+from jax import lax
 
 from podrun.compiler import grid_rounding, stochastic
 from podrun.core.names import ROUNDING
@@ -48,7 +50,8 @@ def computed(
     count = rewrite_roundings(lowered, lambda: by_native)
     assert count == (by_native and 1)
     compiled: Any = lowered.compile(compiler_options=dict(COMPILER_OPTIONS))  # type: ignore[arg-type]
-    return np.asarray(compiled(*operands)).view(np.uint32), lowered.as_text()
+    result = np.asarray(compiled(*operands))
+    return result.view(np.uint16 if result.dtype == np.float16 else np.uint32), lowered.as_text()
 
 
 def by_row(value: Any, state: Any) -> Any:
@@ -118,10 +121,112 @@ def test_a_batch_rounds_each_as_if_it_were_alone() -> None:
 def test_only_a_large_operand_is_written_over(size: int) -> None:
     """A small one would be copied first, and XLA compiles that."""
     operands = numbers(size), states()
-    bits, text = computed(lambda v, s: grid_rounding.on_grid(v * 3, s), *operands, by_native=True)
+    bits, text = computed(lambda v, s: grid_rounding.on_grid(lax.floor(v), s), *operands, by_native=True)
     assert ("stablehlo.output_operand_alias<" in text) == (size == LARGE)
-    plain, _ = computed(lambda v, s: grid_rounding.on_grid(v * 3, s), *operands, by_native=False)
+    plain, _ = computed(lambda v, s: grid_rounding.on_grid(lax.floor(v), s), *operands, by_native=False)
     np.testing.assert_array_equal(bits, plain)
+
+
+HALF = np.float16
+
+
+def halves(*shape: int) -> Any:
+    return np.random.default_rng(5).integers(0, 1 << 16, shape, dtype=np.uint16).view(HALF)
+
+
+def over(value: Any, *axes: int) -> Any:
+    """A value along these axes of all that is computed here."""
+    return lax.broadcast_in_dim(value, (3, 5, 700), axes)
+
+
+def to_nan(value: Any) -> Any:
+    return lax.select(lax.eq(lax.abs(value), np.float32(np.inf)), lax.full_like(value, np.nan), value)
+
+
+def wide(value: Any) -> Any:
+    return value.astype(np.float32)
+
+
+WHOLE = numbers(3, 5, 700), numbers(6, 5, 700)[3:]
+BESIDE: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+    "add": (lambda r, a, b: r(a + b), WHOLE),
+    "subtract": (lambda r, a, b: r(a - b), WHOLE),
+    "multiply": (lambda r, a, b: r(a * b), WHOLE),
+    "divide": (lambda r, a, b: r(a / b), WHOLE),
+    "sqrt": (lambda r, a: r(lax.sqrt(a)), WHOLE[:1]),
+    "square": (lambda r, a: r(a * a), WHOLE[:1]),
+    "of a constant": (lambda r, a: r(np.float32(0.9) * a), WHOLE[:1]),
+    "with a number": (lambda r, a, b: r(a - over(b)), (WHOLE[0], numbers())),
+    "for channels": (lambda r, a, b: r(over(b, 2) + a), (WHOLE[0], numbers(700))),
+    "for rows": (lambda r, a, b: r(a * over(b, 0, 1)), (WHOLE[0], numbers(3, 5))),
+    "for the middle": (lambda r, a, b: r(a * over(b, 1)), (WHOLE[0], numbers(5))),
+    "reshaped": (lambda r, a, b: r(a * over(b.reshape(3, 1, 1), 0, 1, 2)), (WHOLE[0], numbers(3))),
+    "halves": (lambda r, a, b: r(wide(a) * wide(b)), (halves(3, 5, 700), halves(6, 5, 700)[3:])),
+    "a half": (lambda r, a, b: r(a / over(wide(b))), (WHOLE[0], halves())),
+    "halves for channels": (lambda r, a, b: r(a / wide(over(b, 2))), (WHOLE[0], halves(700))),
+    "of a number, twice": (
+        lambda r, a, b: r(a - over(lax.broadcast_in_dim(b, (3, 1, 1), ()), 0, 1, 2)),
+        (WHOLE[0], numbers()),
+    ),
+    "of channels, twice": (
+        lambda r, a, b: r(a - over(lax.broadcast_in_dim(b, (1, 700), (1,)), 0, 2)),
+        (WHOLE[0], numbers(700)),
+    ),
+    "of one or the other": (lambda r, a, b: r(a - lax.select(b > 1, a, a)), WHOLE),
+    "of what is always taken": (
+        lambda r, a, b: r(a / lax.select(lax.eq(np.float32(8), np.float32(0)), lax.full_like(b, 1), b)),
+        WHOLE,
+    ),
+    "to halves": (lambda r, a: r(a).astype(HALF), WHOLE[:1]),
+    "to NaN": (lambda r, a: to_nan(r(a)), WHOLE[:1]),
+    "to the greatest": (lambda r, a: lax.clamp(np.float32(-65504), r(a), np.float32(65504)), WHOLE[:1]),
+    "all of it": (lambda r, a, b: to_nan(r(a + wide(b))).astype(HALF), (WHOLE[0], halves(3, 5, 700))),
+    "both uses": (lambda r, a: (r(a * 2) * 1).astype(HALF), WHOLE[:1]),
+}
+
+
+@pytest.mark.parametrize("case", BESIDE)
+def test_what_stands_beside_a_rounding_is_part_of_its_call(
+    case: str, any_level: Callable[[int], int]
+) -> None:
+    function, operands = BESIDE[case]
+
+    def by_state(state: Any, *values: Any) -> Any:
+        return function(lambda value: grid_rounding.on_grid(value, state), *values)
+
+    right, _ = computed(by_state, states(), *operands, by_native=False)
+    for level in range(any_level(2) + 1):
+        any_level(level)
+        bits, text = computed(by_state, states(), *operands, by_native=True)
+        kinds = set(re.findall(r"stablehlo\.(\w+)", text.split("func.func private")[0])) - {
+            "constant",
+            "custom_call",
+            "reshape",
+        }
+        assert kinds == (
+            {"multiply", "convert", "broadcast_in_dim"} if case == "both uses" else {"broadcast_in_dim"}
+        )
+        np.testing.assert_array_equal(bits, right)
+
+
+UNTOUCHED: dict[str, Callable[..., Any]] = {
+    "a sum of a product": lambda r, a, b: r(a * b + a),
+    "a sum of a product, moved": lambda r, a, b: r(a - lax.reshape(a * b, a.shape)),
+    "read twice": lambda r, a, b: r(a + b) * (a + b),
+    "of two that are computed": lambda r, a, b: r(lax.sin(a) * lax.sin(b)),
+    "clipped and read": lambda r, a, b: (lambda y: to_nan(y) + y)(r(a)),
+    "another clip": lambda r, a, b: lax.clamp(np.float32(-9), r(a), np.float32(9)),
+}
+
+
+@pytest.mark.parametrize("case", UNTOUCHED)
+def test_other_operations_beside_a_rounding_stay(case: str) -> None:
+    def by_state(state: Any, *values: Any) -> Any:
+        return UNTOUCHED[case](lambda value: grid_rounding.on_grid(value, state), *values)
+
+    bits, _ = computed(by_state, states(), *WHOLE, by_native=True)
+    right, _ = computed(by_state, states(), *WHOLE, by_native=False)
+    np.testing.assert_array_equal(bits.view(np.float32), right.view(np.float32))
 
 
 def test_programs_without_roundings_ask_for_nothing() -> None:
@@ -146,10 +251,11 @@ def test_a_call_whose_numbers_do_not_fit_is_refused() -> None:
     def call(*sizes: int) -> Any:
         kind = jax.ShapeDtypeStruct(value.shape, np.float32)
         made = jax.ffi.ffi_call(ROUNDING_TARGET, kind)
-        return jax.jit(lambda v, t: made(v, t, np.int32(2), numbers=np.array(sizes, np.int64)))(value, table)
+        n = np.array([*sizes, 0, 0, 1, 8, 1, 8], np.int64)
+        return jax.jit(lambda v, t: made(v, t, np.int32(2), numbers=n))(value, table)
 
     right = computed(lambda v, t: grid_rounding.on_grid(v, t[2]), value, table, by_native=False)[0]
     np.testing.assert_array_equal(np.asarray(call(8, 1, 3)).view(np.uint32), right)
-    for wrong in ((8, 1, 4), (4, 2, 3), (9, 1, 3), (0, 1, 3), (8, 1), (8, -1, 3), (1 << 40, 1, 3)):
+    for wrong in ((8, 1, 4), (4, 2, 3), (9, 1, 3), (0, 1, 3), (8, 1), (8, -1, 3), (1 << 40, 1, 3), (4, 1, 3)):
         with pytest.raises(jax.errors.JaxRuntimeError, match="podrun_rounding"):
             call(*wrong)

@@ -239,7 +239,7 @@ TARGET = "podrun_convolution"
 """The name of the call in a program."""
 NETWORK_TARGET = "podrun_network"
 """The name of the call of a chain of layers (`podrun.device.xla.networks`)."""
-FORM = 8
+FORM = 9
 """The form of the numbers of all calls. Programs that were compiled with another form are compiled again."""
 SHUFFLE = -2
 """Which of a call's numbers says that channels are shuffled: as a matrix of so many rows they are stored transposed."""

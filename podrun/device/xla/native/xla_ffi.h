@@ -11,7 +11,7 @@
 enum { FFI_MAJOR = 0, FFI_MINOR = 1 };
 enum { FFI_METADATA = 1 };                  /* extension types */
 enum { FFI_INVALID = 3, FFI_INTERNAL = 13 }; /* error codes */
-enum { FFI_F32 = 11, FFI_S64 = 5, FFI_S32 = 4, FFI_U32 = 8 }; /* data types */
+enum { FFI_F16 = 10, FFI_F32 = 11, FFI_S64 = 5, FFI_S32 = 4, FFI_U32 = 8 }; /* data types */
 enum { FFI_BUFFER = 1, FFI_ARRAY = 1 };     /* kinds of arguments and results, of attributes */
 enum { FFI_EXECUTE = 3 };                   /* stages */
 
