@@ -52,6 +52,7 @@ _IPU["optimizers"] = {
     "CrossReplicaOptimizer": f"{_ADDONS}accumulating_wrappers:KerasCrossReplica",
     "MapGradientOptimizerInvertedChaining": f"{_ADDONS}accumulating_wrappers:KerasMapGradient",
     "ALSOptimizer": f"{_ADDONS}loss_scaling:ALSOptimizer",
+    "AutomaticLossScalingOptimizer": f"{_ADDONS}older_loss_scaling:KerasLossScaling",
     **{
         name: f"{_ADDONS}capturing:{name}"
         for name in (
@@ -66,8 +67,8 @@ _IPU["layers"] = ADDON_LAYERS | {
 _IPU |= {
     f"optimizers.{module}": _IPU["optimizers"]
     for module in (
-        "als_optimizer", "gradient_accumulation_optimizer", "cross_replica_optimizer", "map_gradient_optimizer",
-        "ipu_wrappers", "adam", "gradient_descent", "rmsprop",
+        "als_optimizer", "automatic_loss_scaling_optimizer", "gradient_accumulation_optimizer", "ipu_wrappers",
+        "cross_replica_optimizer", "map_gradient_optimizer", "adam", "gradient_descent", "rmsprop",
     )
 }  # fmt: skip
 _IPU["layers"]["Dense"] = f"{_ADDONS}layers:Dense"

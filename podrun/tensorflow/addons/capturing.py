@@ -22,6 +22,7 @@ from podrun.tensorflow.addons.accumulating_wrappers import (
     inner_optimizer,
 )
 from podrun.tensorflow.addons.loss_scaling import ALSOptimizer
+from podrun.tensorflow.addons.older_loss_scaling import KerasLossScaling
 from podrun.tensorflow.keras.accumulating_optimizers import (
     accumulated_update,
     takes_reduced,
@@ -296,10 +297,11 @@ def register_wrapping_optimizers() -> None:
     """Register the wrapping optimizers as custom objects, so that ``load_model`` restores models that use them."""
     kinds = (
         ALSOptimizer, ALSOptimizerAdam, ALSOptimizerSGD, ALSOptimizerRMSProp, ALSGradientAccumulationOptimizer,
-        KerasGradientAccumulation, KerasCrossReplica, KerasMapGradient,
+        KerasGradientAccumulation, KerasCrossReplica, KerasMapGradient, KerasLossScaling,
     )  # fmt: skip
     known = tf_keras.utils.get_custom_objects()
     known.update({kind.__name__: kind for kind in kinds})
     known["GradientAccumulationOptimizer"] = KerasGradientAccumulation
+    known["AutomaticLossScalingOptimizer"] = KerasLossScaling
     known["CrossReplicaOptimizer"] = KerasCrossReplica
     known["MapGradientOptimizerInvertedChaining"] = KerasMapGradient

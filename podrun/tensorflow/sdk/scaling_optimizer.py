@@ -12,8 +12,8 @@ import tensorflow as tf
 from podrun.tensorflow.sdk.gradient_accumulation import GradientPairs
 from podrun.tensorflow.sdk.wrapping_optimizers import IpuOptimizer
 
-_LARGEST = float(tf.float16.max)
-_EDGE = float(np.nextafter(np.float16(_LARGEST), np.float16(0)))
+LARGEST_HALF = float(tf.float16.max)
+_EDGE = float(np.nextafter(np.float16(LARGEST_HALF), np.float16(0)))
 """The last value that counts as one that did not overflow: the one below the largest number of float16."""
 
 
@@ -28,6 +28,35 @@ def counted_halves(gradients: Sequence[tf.Tensor], edge: float) -> tf.Tensor:
             count = tf.reduce_sum(tf.cast(small, tf.float32))
             below, above = below + count, above + (tf.cast(tf.size(gradient), tf.float32) - count)
     return tf.stack([below, above])
+
+
+def counted_until() -> float:
+    """The edge of `counted_halves` for which what overflows is what does not fit in float16."""
+    return _EDGE
+
+
+def next_scaling(
+    scale: tf.Tensor, counts: tf.Tensor, number: tf.Tensor, options: Mapping[str, float]
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Factor, counts and number of the next update in its period, from 1, behind one with these and such options."""
+    due = tf.equal(number % options["update_frequency"], 0)
+    ratio = tf.math.divide_no_nan(counts[1], tf.reduce_sum(counts))
+    lower, higher = scale * options["decrease_factor"], scale * options["increase_factor"]
+    wanted = tf.compat.v2.where(ratio > options["ratio_threshold"], lower, higher)
+    inside = (wanted >= 1) & (wanted < options["max_loss_scaling_factor"])
+    return (
+        tf.compat.v2.where(due & inside, wanted, scale),
+        tf.compat.v2.where(due, tf.zeros_like(counts), counts),
+        tf.compat.v2.where(due, 1, number + 1),
+    )
+
+
+def check_scaling_steps(increase_factor: float, decrease_factor: float) -> None:
+    """ValueError, in the SDK's words, for factors that do not change a scale up and down."""
+    if decrease_factor <= 0:
+        raise ValueError(f"decrease_factor must be nonzero and positive, not {decrease_factor}")
+    if 0 < increase_factor <= decrease_factor:
+        raise ValueError("increase_factor must be greater than decrease_factor")
 
 
 def check_scaling_bounds(options: Mapping[str, float]) -> None:
@@ -78,10 +107,7 @@ class AutomaticLossScalingOptimizer(IpuOptimizer):
         self.max_loss_scaling_factor = max_loss_scaling_factor
         self.accumulate_statistics_over_update_period = accumulate_statistics_over_update_period
         self.ratio_threshold = ratio_threshold
-        if decrease_factor <= 0:
-            raise ValueError(f"decrease_factor must be nonzero and positive, not {decrease_factor}")
-        if 0 < increase_factor <= decrease_factor:
-            raise ValueError("increase_factor must be greater than decrease_factor")
+        check_scaling_steps(increase_factor, decrease_factor)
         check_scaling_bounds(vars(self))
 
         def variable(value: object, dtype: tf.DType, label: str) -> tf.Variable:
@@ -94,7 +120,7 @@ class AutomaticLossScalingOptimizer(IpuOptimizer):
     @property
     def histogram_levels(self) -> tf.Tensor:
         """The edge between the two counts, a float32 of shape (1,)."""
-        return tf.constant([_LARGEST], tf.float32)
+        return tf.constant([LARGEST_HALF], tf.float32)
 
     def _due(self) -> tf.Tensor:
         return tf.equal(self._n % self.update_frequency, 0)
@@ -119,22 +145,14 @@ class AutomaticLossScalingOptimizer(IpuOptimizer):
         """An operation that updates the variables with the unscaled gradients that `compute_gradients` gave, and
         changes the factor if it is due. ``global_step``: a variable that counts updates.
         """
-        pairs, due = list(grads_and_vars), self._due()
+        pairs = list(grads_and_vars)
         with tf.control_dependencies([g for g, _ in pairs if g is not None]):
             counts = self.histogram.read_value()
-        scale = tf.convert_to_tensor(self.loss_scaling_factor)
-        ratio = tf.math.divide_no_nan(counts[1], tf.reduce_sum(counts))
-        lower, higher = scale * self.decrease_factor, scale * self.increase_factor
-        wanted = tf.compat.v2.where(ratio > self.ratio_threshold, lower, higher)
-        inside = (wanted >= 1) & (wanted < self.max_loss_scaling_factor)
+        following = next_scaling(
+            tf.convert_to_tensor(self.loss_scaling_factor), counts, tf.convert_to_tensor(self._n), vars(self)
+        )
         done = self._opt.apply_gradients(pairs, global_step, name)
-        with tf.control_dependencies([done, counts, ratio]):
-            kept = tf.compat.v2.where(due, tf.zeros_like(counts), counts)
-            return tf.group(
-                done,
-                self.loss_scaling_factor.assign(
-                    tf.compat.v2.where(due & inside, wanted, scale), read_value=False
-                ),
-                self.histogram.assign(kept, read_value=False),
-                self._n.assign(tf.compat.v2.where(due, 1, self._n + 1), read_value=False),
-            )
+        with tf.control_dependencies([done, *following]):
+            state = (self.loss_scaling_factor, self.histogram, self._n)
+            changes = zip(state, following, strict=True)
+            return tf.group(done, *[v.assign(value, read_value=False) for v, value in changes])
