@@ -240,7 +240,7 @@ TARGET = "podrun_convolution"
 NETWORK_TARGET = "podrun_network"
 """The name of the call of a chain of layers (`podrun.device.xla.networks`)."""
 FORM = 9
-"""The form of the numbers of all calls. Programs that were compiled with another form are compiled again."""
+"""The form of the numbers of all calls, in the C module too. Programs compiled with another one are compiled again."""
 SHUFFLE = -2
 """Which of a call's numbers says that channels are shuffled: as a matrix of so many rows they are stored transposed."""
 PACKAGE, LIBRARY = "onednn-cpu-gomp", "libdnnl.so.3"
@@ -308,10 +308,7 @@ def _start() -> None:
         module = importlib.import_module("podrun.device.xla._onednn")
     except ImportError as error:
         raise RuntimeError(f"podrun was installed without its C module ({error})") from error
-    if not all(
-        hasattr(module, name)
-        for name in ("network_handler", "product_handler", "rounding_handler", "run_dense")
-    ):
+    if getattr(module, "FORM", 0) != FORM:
         raise RuntimeError("its C module was built from an earlier checkout (there: make)")
     module.load(_path())
     check_convolutions(module.compute)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 from tf_keras.optimizers.legacy import Optimizer
@@ -116,17 +116,18 @@ class KerasLossScaling(WrappedOptimizer):
         return loss * tf.cast(self._scale, loss.dtype)
 
     def get_unscaled_gradients(
-        self, grads: tf.Tensor | Iterable[tf.Tensor | None] | None
+        self, grads: tf.Tensor | Sequence[tf.Tensor | None] | None
     ) -> tf.Tensor | list[tf.Tensor | None] | None:
         """Count gradients of the scaled loss, one or several, and divide them by the factor. None stays."""
-        flat = tf.nest.flatten(grads)
-        counts = counted_halves([g for g in flat if g is not None], counted_until())
+        return self._unscaled(grads) if isinstance(grads, (list, tuple)) else self._unscaled([grads])[0]
+
+    def _unscaled(self, grads: Sequence[tf.Tensor | None]) -> list[tf.Tensor | None]:
+        counts = counted_halves([g for g in grads if g is not None], counted_until())
         if not self._options["accumulate_statistics_over_update_period"]:
             due = tf.equal(self._number % self._options["update_frequency"], 0)
             counts = tf.compat.v2.where(due, counts, tf.zeros_like(counts))
         with tf.control_dependencies([self._counts.assign_add(counts, read_value=False)]):
-            unscaled = [None if g is None else g / tf.cast(self._scale, g.dtype) for g in flat]
-        return unscaled if isinstance(grads, (list, tuple)) else unscaled[0]
+            return [None if g is None else g / tf.cast(self._scale, g.dtype) for g in grads]
 
     def _compute_gradients(
         self,
@@ -144,7 +145,7 @@ class KerasLossScaling(WrappedOptimizer):
             with tape:
                 scaled = self.get_scaled_loss(loss)
         pairs = list(self._opt._compute_gradients(scaled, var_list, grad_loss=grad_loss, tape=tape))
-        unscaled = self.get_unscaled_gradients([gradient for gradient, _ in pairs])
+        unscaled = self._unscaled([gradient for gradient, _ in pairs])
         return [(g, v) for g, (_, v) in zip(unscaled, pairs, strict=True)]
 
     def apply_gradients(

@@ -319,6 +319,8 @@ network(PyObject *module, PyObject *args)
     return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
 }
 
+enum { FORM = 9 }; /* of the numbers of all calls: `convolutions.FORM`, which another module is compared with */
+
 static PyMethodDef functions[] = {
     {"load", load, METH_O, PyDoc_STR("Load the library from a path. OSError says why not.")},
     {"guard", guard, METH_NOARGS, PyDoc_STR("Before the first plan, for tests: a crash where the library leaves its scratch memory.")},
@@ -355,7 +357,7 @@ PyInit__onednn(void)
     const struct {
         const char *name;
         long value;
-    } constants[] = {{"STEPS", STEPS}, {"FOLLOWS", FOLLOWS}};
+    } constants[] = {{"STEPS", STEPS}, {"FOLLOWS", FOLLOWS}, {"FORM", FORM}};
     for (size_t i = 0; made && i < sizeof constants / sizeof *constants; i++)
         if (PyModule_AddIntConstant(made, constants[i].name, constants[i].value))
             Py_CLEAR(made);
