@@ -90,9 +90,9 @@ def dumps(executable: Executable) -> bytes:
         "instructions": [
             [{"op": type(i).__name__, **_plain(i)} for i in ipu] for ipu in executable.instructions
         ],
-        # What the front end and the tile model add is plain JSON without an order of its own.
-        "tile_report": _sorted(executable.tile_report),
-        "metadata": _sorted(executable.metadata),
+        # A report shows what the tile model says in its order; what the front end adds has no order of its own.
+        "tile_report": _json(executable.tile_report, list),
+        "metadata": _json(executable.metadata, sorted),
     }
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
     body = b"".join([_PREFIX.pack(MAGIC, EXECUTABLE_VERSION, len(text)), text, *blobs])
@@ -167,14 +167,15 @@ def _variable_to_plain(variable: Variable) -> dict[str, Any]:
     return plain
 
 
-def _sorted(value: object) -> Any:
-    """Plain JSON data with every mapping in key order; raises TypeError for anything else."""
+def _json(value: object, order: Callable[[Iterable[str]], list[str]]) -> Any:
+    """Plain JSON data with the keys of every mapping in an order; raises TypeError for anything else."""
     if type(value) in _AS_IT_IS:
         return value
     if isinstance(value, Mapping):
-        return {str(key): _sorted(value[key]) for key in sorted(value, key=str)}
+        texts = {str(key): item for key, item in value.items()}
+        return {key: _json(texts[key], order) for key in order(texts)}
     if isinstance(value, list | tuple):
-        return [_sorted(item) for item in value]
+        return [_json(item, order) for item in value]
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise TypeError(f"metadata and tile reports hold plain JSON values, not {type(value).__name__}")
