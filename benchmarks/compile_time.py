@@ -31,6 +31,7 @@ import jax.numpy as jnp
 from mlp import Descent
 from short_mode import add_short
 
+from podrun.compiler.cache import ExecutableCache
 from podrun.compiler.compile import CompileOptions, compile_program
 from podrun.compiler.program import AnchorSpec, InputSpec, ParameterSpec, Program
 from podrun.core import executable_file
@@ -168,7 +169,7 @@ def main() -> None:
 def small() -> dict[str, float]:
     """The perceptron and the digits CNN."""
     with tempfile.TemporaryDirectory() as folder:
-        options = CompileOptions(cache_directory=Path(folder), program_digest="benchmark")
+        options = CompileOptions(cache=ExecutableCache(Path(folder)), program_digest="benchmark")
         return {
             "mlp_s": median_seconds(lambda: compile_program(mlp())),
             "cnn_s": median_seconds(lambda: compile_program(cnn())),

@@ -18,63 +18,151 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import jax
-
 import podrun
-from podrun.compiler.program import Program
+from podrun.compiler.arenas import plan_memory
+from podrun.compiler.checks import check_program
+from podrun.compiler.program import Program, layout_of
 from podrun.core import executable_file
-from podrun.core.errors import ConfigError, DeadlineError, UsageError
+from podrun.core.documents import read_bytes, write_whole
+from podrun.core.errors import ConfigError, DeadlineError, NotFoundError, UsageError
 from podrun.core.executable import EXECUTABLE_VERSION, Executable
+from podrun.core.kept_files import KeptFolder, kept_folder, made_by
+from podrun.core.quick_dataclass import dataclass
 from podrun.device.xla.clients import instruction_set
 
 SUFFIX = ".popef"
+MOST_BYTES, MOST_PROGRAMS = 512 << 20, 500
+"""Limits of the folder of programs that podrun keeps by itself."""
 _POLL_SECONDS = 0.02
 _log = logging.getLogger("podrun.compiler.cache")
 
 
-def cached(directory: Path, digest: str, compile_now: Callable[[], Executable], wait: float) -> Executable:
-    """The entry for ``executable_digest``, compiled and stored if it is not there.
+@dataclass(frozen=True, slots=True)
+class ExecutableCache:
+    """A folder of compiled programs. ``limits``: of one that podrun keeps by itself, None for one that was asked for.
 
-    Waits at most ``wait`` seconds for another process that compiles it. Raises DeadlineError that names that
-    process, UsageError for a directory that cannot be used.
+    By itself podrun keeps programs of one version of all that decides them (``made_by``), so many and so large as the
+    limits say, and reads this user's files only; what cannot be read or written there is compiled instead.
     """
-    path = directory / f"{digest}{SUFFIX}"
+
+    directory: Path
+    limits: KeptFolder | None = None
+    made_by: str = ""
+
+    def path(self, digest: str) -> Path:
+        """The file of an entry."""
+        name = hashlib.sha256(f"{digest} {self.made_by}".encode()).hexdigest() if self.made_by else digest
+        return self.directory / f"{name}{SUFFIX}"
+
+    def load(self, digest: str, level: int = logging.WARNING) -> Executable | None:
+        """The program of an entry, or None; what is wrong with its file is logged at ``level``."""
+        path = self.path(digest)
+        try:
+            if self.limits is None:
+                executable = executable_file.read_executable(path)
+            else:
+                data = read_bytes(path, self.limits.most_bytes, own=True)
+                executable = executable_file.loads(data, where=os.fspath(path))
+        except (FileNotFoundError, NotFoundError):
+            return None
+        except ConfigError as error:
+            _log.log(level, "compiling again: %s", error)
+            return None
+        if self.limits is not None:
+            self.limits.used(path.name)
+        _log.info("loaded the compiled program %s from the executable cache", path.name)
+        return executable
+
+    def store(self, digest: str, executable: Executable) -> None:
+        """Keep a program. Raises OSError."""
+        path, data = self.path(digest), executable_file.dumps(executable)
+        write_whole(data, path)
+        _log.info("stored the compiled program %s in the executable cache", path.name)
+        if self.limits is not None:
+            self.limits.note_written(len(data))
+
+
+def kept_programs(environ: Mapping[str, str]) -> ExecutableCache | None:
+    """The programs that podrun keeps by itself in the user's cache; None if it keeps none."""
+    folder = kept_folder("programs", environ)
+    if folder is None:
+        return None
+    return ExecutableCache(folder, KeptFolder(folder, SUFFIX, MOST_BYTES, MOST_PROGRAMS), made_by(environ))
+
+
+@dataclass(frozen=True, slots=True)
+class CompileOptions:
+    """Choices apart from the Program.
+
+    ``chunk_bytes``: budget for the intermediates of the micro-batches that run as one on a machine (bytes). It decides
+    the order of sums, so it is part of what makes results repeatable. ``cache``: where compiled programs are kept and
+    looked up; None: nowhere. ``program_digest``: the front end's promise that programs with equal digests (and equal
+    fields of the Program) have equal forward functions and update rules; with it a cached program is found without
+    tracing, and without JAX. ``cache_wait``: seconds to wait for another process that compiles the same program.
+    ``on_compile`` is called before compiling, not where the program is found in the cache.
+    """
+
+    chunk_bytes: int = 128 << 20
+    cache: ExecutableCache | None = None
+    program_digest: str | None = None
+    cache_wait: float = 600.0
+    on_compile: Callable[[], None] | None = None
+    report: Callable[[], dict[str, Any]] | None = None
+    """Makes the tile report, for a front end that models a program in another form than the one that runs."""
+
+
+def known_program(program: Program, target: str, options: CompileOptions) -> Executable | None:
+    """The compiled program from the cache, found by the front end's digest; None if it is not there. Needs no JAX."""
+    if options.cache is None or options.program_digest is None:
+        return None
+    check_program(program)
+    digest = known_digest(program, target, options)
     try:
-        executable = _load(path, logging.DEBUG)
+        return None if digest is None else options.cache.load(digest, logging.DEBUG)
+    except OSError:
+        return None  # What compiles says what is wrong with the folder.
+
+
+def cached(
+    cache: ExecutableCache, digest: str, compile_now: Callable[[], Executable], wait: float
+) -> Executable:
+    """The entry for a digest, compiled and stored if it is not there.
+
+    Waits at most ``wait`` seconds for another process that compiles it. For a cache that was asked for it raises
+    DeadlineError that names that process, UsageError for a directory that cannot be used.
+    """
+    executable: Executable | None = None
+    try:
+        executable = cache.load(digest, logging.DEBUG)
         if executable is not None:
             return executable
-        directory.mkdir(parents=True, exist_ok=True)
-        with _locked(directory / f".{digest}.lock", wait):
-            executable = _load(path)
+        cache.directory.mkdir(parents=True, exist_ok=True, mode=0o777 if cache.limits is None else 0o700)
+        with _locked(cache.path(digest).with_name(f".{cache.path(digest).stem}.lock"), wait):
+            executable = cache.load(digest)
             if executable is None:
                 executable = compile_now()
-                executable_file.write_executable(executable, path)
-                _log.info("stored the compiled program %s in the executable cache", path.name)
+                cache.store(digest, executable)
             return executable
     except OSError as error:
+        if cache.limits is not None:
+            _log.info("compiled programs cannot be kept in %s: %s", cache.directory, error.strerror or error)
+            return executable or compile_now()
         raise UsageError(
-            f"the executable cache {os.fspath(directory)} cannot be used: {error}",
+            f"the executable cache {os.fspath(cache.directory)} cannot be used: {error}",
             hint="Give a directory you can write to, or switch the executable cache off.",
         ) from error
-
-
-def _load(path: Path, level: int = logging.WARNING) -> Executable | None:
-    """The Executable in a file, or None; what is wrong with the file is logged at ``level``."""
-    try:
-        executable = executable_file.read_executable(path)
-    except FileNotFoundError:
-        return None
-    except ConfigError as error:
-        _log.log(level, "compiling again: %s", error)
-        return None
-    _log.info("loaded the compiled program %s from the executable cache", path.name)
-    return executable
+    except DeadlineError as error:
+        if cache.limits is None:
+            raise
+        _log.warning("%s; compiling here too", error.message)
+        return compile_now()
 
 
 @contextmanager
@@ -122,13 +210,23 @@ def _holder(path: Path) -> str:
         return "(gone)"
 
 
+def known_digest(program: Program, target: str, options: CompileOptions) -> str | None:
+    """The name of a program's entry by the front end's digest; None without one."""
+    if options.program_digest is None:
+        return None
+    return executable_digest(program, target, options, [options.program_digest.encode()])
+
+
 def executable_digest(
-    program: Program, target: str, settings: dict[str, Any], identity: Iterable[bytes]
+    program: Program, target: str, options: CompileOptions, identity: Iterable[bytes]
 ) -> str:
     """Hexadecimal SHA-256. ``identity`` identifies the forward function and the update rule."""
+    memory = plan_memory(program, layout_of(program), {})
+    variables = [asdict(item) | {"role": item.role.value} for item in memory.variables.values()]
+    settings = {"chunk_bytes": options.chunk_bytes, "variables": variables}
     description = {
         "podrun": podrun.__version__,
-        "jax": jax.__version__,
+        "jax": version("jax"),
         "instruction_set": instruction_set(),
         "format": EXECUTABLE_VERSION,
         "target": target,

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
 
 from podrun.compiler import extra_state
-from podrun.compiler.anchors import Anchor, classify, unknown_tensor
+from podrun.compiler.anchors import Anchor, classify
 from podrun.compiler.arenas import Memory, plan_memory
-from podrun.compiler.cache import cached, executable_digest
+from podrun.compiler.cache import CompileOptions, cached, executable_digest, known_digest
 from podrun.compiler.chain import (
     ChainUnit,
     clearing_homes,
@@ -24,6 +23,7 @@ from podrun.compiler.chain import (
     turns_of,
     units,
 )
+from podrun.compiler.checks import check_program, check_program_pipeline
 from podrun.compiler.chunk import ChunkBuilder, forward_piece, streams, updated_anchors
 from podrun.compiler.collective_cuts import CutPiece, gathered_arenas
 from podrun.compiler.collective_cuts import cut_at_exchanges as cut_at_collectives
@@ -43,11 +43,9 @@ from podrun.compiler.fold import micro_batch_chunks
 from podrun.compiler.forward_trace import Trace, fixed_numerics, trace_forward
 from podrun.compiler.model_collectives import exchanges
 from podrun.compiler.program import RNG, PipelineOrder, Program, joint, layout_of
-from podrun.compiler.replica_groups import check_parameter_groups
 from podrun.compiler.schedule import Timetable, schedule
 from podrun.compiler.segments import Placement, placement_of
 from podrun.compiler.update import JOINT_UPDATE, SimilarUpdates, joint_piece, renamed, update_piece
-from podrun.core.errors import UnsupportedError, UsageError
 from podrun.core.executable import (
     Arena,
     Computation,
@@ -59,31 +57,9 @@ from podrun.core.executable import (
     numpy_dtype,
 )
 from podrun.core.names import WHOLE, library_errors_named
-from podrun.core.quick_dataclass import dataclass
 from podrun.core.terminal import report_step, reported_steps
 from podrun.device.xla.clients import instruction_set
 from podrun.private_apis.jax import one_context
-
-
-@dataclass(frozen=True, slots=True)
-class CompileOptions:
-    """Choices apart from the Program.
-
-    ``chunk_bytes``: budget for the intermediates of the micro-batches that run as one on a machine (bytes). It decides
-    the order of sums, so it is part of what makes results repeatable. ``cache_directory``: where compiled programs are
-    kept and looked up (see `podrun.compiler.cache`); None: nowhere. ``executable_digest``: the front end's promise that
-    programs with equal digests (and equal fields of the Program) have equal forward functions and update rules; with it
-    a cached program is found without tracing. ``cache_wait``: seconds to wait for another process that compiles the
-    same program. ``on_compile`` is called before compiling, not where the program is found in the cache.
-    """
-
-    chunk_bytes: int = 128 << 20
-    cache_directory: Path | None = None
-    program_digest: str | None = None
-    cache_wait: float = 600.0
-    on_compile: Callable[[], None] | None = None
-    report: Callable[[], dict[str, Any]] | None = None
-    """Makes the tile report, for a front end that models a program in another form than the one that runs."""
 
 
 def compile_program(
@@ -105,9 +81,9 @@ def compile_program(
         with library_errors_named(f"Compiling {program.name!r}"), one_context():
             return compilation.executable()
 
-    if options.cache_directory is None:
+    if options.cache is None:
         return compile_now()
-    return cached(options.cache_directory, compilation.digest(), compile_now, options.cache_wait)
+    return cached(options.cache, compilation.digest(), compile_now, options.cache_wait)
 
 
 def model_program(program: Program, *, target: str = "gc200") -> dict[str, Any]:
@@ -207,18 +183,14 @@ class _Compilation:
 
     def digest(self) -> str:
         """The name of this program's entry in the cache."""
-        memory = plan_memory(self.program, self.layout, {})
-        variables = [asdict(item) | {"role": item.role.value} for item in memory.variables.values()]
-        settings = {"chunk_bytes": self.options.chunk_bytes, "variables": variables}
-        if self.options.program_digest is not None:
-            return executable_digest(
-                self.program, self.target, settings, [self.options.program_digest.encode()]
-            )
+        known = known_digest(self.program, self.target, self.options)
+        if known is not None:
+            return known
         with fixed_numerics():
             forward = export_piece(forward_piece(self.builder))
         parts = [part.stablehlo for part in (forward, *self.updates.values())]
         parts += [repr(sorted(e.params.items())).encode() for e in exchanges(self.traced.jaxpr)]
-        return executable_digest(self.program, self.target, settings, parts)
+        return executable_digest(self.program, self.target, self.options, parts)
 
     def report(self) -> dict[str, Any]:
         """The modelled time and memory."""
@@ -328,63 +300,3 @@ def _clear(memory: Memory, name: str, home: int | None = None, *, counts: bool =
         return {name: jnp.zeros(size, dtype) for name, (size, dtype) in arenas.items()}
 
     return PieceFunction(name, run, {}, tuple(arenas))
-
-
-_WIDE = frozenset({"int64", "uint64", "float64", "complex128"})
-
-
-def check_program(program: Program) -> None:
-    """Raise UsageError for fields that contradict each other, UnsupportedError for types that no IPU has."""
-    if program.accumulation_factor < 1:
-        raise UsageError(f"the accumulation factor must be at least 1, not {program.accumulation_factor}")
-    specs = [parameter.spec for parameter in program.parameters.values()]
-    specs += [item.spec for item in program.inputs.values()]
-    for spec in specs:
-        if spec.dtype in _WIDE:
-            raise UnsupportedError(
-                f"{spec.name!r} is {spec.dtype}; an IPU has no 64-bit types",
-                hint="Give it as a 32-bit type.",
-            )
-    for name in program.state_updates:
-        if name not in program.parameters:
-            raise unknown_tensor(name, program.parameters)
-    if program.shared_state and (program.loss is not None or program.rounds_stochastically):
-        raise UsageError(
-            f"{min(program.shared_state)!r} is state that replicas share, in a program that is differentiated or "
-            "rounds stochastically",
-            hint="Let every replica keep its own.",
-        )
-    check_parameter_groups(program)
-    if (
-        program.loss is not None
-        and program.update is None
-        and any(parameter.trainable for parameter in program.parameters.values())
-    ):
-        raise UsageError(
-            "a program with a loss and weights to train needs an optimizer",
-            hint="Give it one, or leave out the loss.",
-        )
-
-
-def check_program_pipeline(program: Program, placement: Placement) -> None:
-    """Raise UsageError for a pipeline of one IPU or updates in flight without a pipeline, UnsupportedError for an
-    optimizer that no pipeline can have.
-    """
-    if program.updates_each_micro_batch and not program.pipelined:
-        raise UsageError(
-            "only a pipelined program updates weights while micro-batches are in flight",
-            hint="Pipeline it, or update once a batch.",
-        )
-    if not program.pipelined:
-        return
-    if not placement.split or not placement.stages:
-        raise UsageError(
-            "pipelining requires operators on more than one IPU",
-            hint="Place operators with virtualGraph and pipelineStage, or switch pipelining off.",
-        )
-    if program.updates_each_micro_batch and joint(program.update):
-        raise UnsupportedError(
-            "an optimizer that looks at all weights at once (gradient clipping) needs gradient accumulation in a "
-            "pipeline: stages update their weights at different times",
-            hint="Use gradient accumulation.",
-        )

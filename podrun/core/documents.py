@@ -78,8 +78,8 @@ def read_document(path: Path, *, hint: str | None = None) -> Document:
     return parse_document(read_text(path, hint=hint), str(path), hint=hint)
 
 
-def read_bytes(path: Path, most: int = MAX_BYTES, *, hint: str | None = None) -> bytes:
-    """The bytes of a regular file of at most ``most`` bytes.
+def read_bytes(path: Path, most: int = MAX_BYTES, *, hint: str | None = None, own: bool = False) -> bytes:
+    """The bytes of a regular file of at most ``most`` bytes. ``own``: only of a file that belongs to this user.
 
     Raises NotFoundError, and ConfigError for a directory, a device, a pipe or a larger file: reading one could block
     for ever, or fill the memory.
@@ -92,6 +92,8 @@ def read_bytes(path: Path, most: int = MAX_BYTES, *, hint: str | None = None) ->
                 raise ConfigError(f"{path} cannot be read: Is a directory", hint=hint)
             if not stat.S_ISREG(status.st_mode):
                 raise ConfigError(f"{path} is not a regular file", hint=hint)
+            if own and status.st_uid != os.geteuid():
+                raise ConfigError(f"{path} belongs to another user", hint=hint)
             data = file.read(most + 1)
     except FileNotFoundError:
         raise NotFoundError(f"there is no file {path}", hint=hint) from None
@@ -104,10 +106,10 @@ def read_bytes(path: Path, most: int = MAX_BYTES, *, hint: str | None = None) ->
     return data
 
 
-def read_text(path: Path, most: int = MAX_BYTES, *, hint: str | None = None) -> str:
+def read_text(path: Path, most: int = MAX_BYTES, *, hint: str | None = None, own: bool = False) -> str:
     """`read_bytes` as UTF-8 text."""
     try:
-        return read_bytes(path, most, hint=hint).decode("utf-8")
+        return read_bytes(path, most, hint=hint, own=own).decode("utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8 text: byte {error.start}", hint=hint) from error
 

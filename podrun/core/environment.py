@@ -29,6 +29,7 @@ PODRUN_HOST_COLLECTIVES = "PODRUN_HOST_COLLECTIVES"
 PODRUN_LAUNCH_ID = "PODRUN_LAUNCH_ID"
 PODRUN_MOMENTS = "PODRUN_MOMENTS"
 PODRUN_OFFLINE_MODE = "PODRUN_OFFLINE_MODE"
+PODRUN_OWN_CACHE = "PODRUN_OWN_CACHE"
 PODRUN_PLAN_CACHE = "PODRUN_PLAN_CACHE"
 PODRUN_PROGRESS = "PODRUN_PROGRESS"
 PODRUN_PROGRESS_FILE = "PODRUN_PROGRESS_FILE"
@@ -82,7 +83,8 @@ VARIABLES: Mapping[str, str] = {
     "PODRUN_MACHINES_PER_PROCESS": "Emulated machines that share one process; by default as many as memory requires.",
     PODRUN_MOMENTS: "File to which all processes of a launch add a line for each step of its start, with times.",
     PODRUN_OFFLINE_MODE: "Set by `podrun --offline-mode`: 1 lets programs compile without attaching to IPUs.",
-    PODRUN_PLAN_CACHE: "Directory of cached tile plans instead of that under the cache directory; `off` for none.",
+    PODRUN_OWN_CACHE: "Set by `podrun`: 1 where the executable cache of a launch is removed after it.",
+    PODRUN_PLAN_CACHE: "Directory of kept tile plans and shapes instead of the usual; `off` for none, and no programs.",
     PODRUN_PROGRESS: "`off`: say nothing of preparations that take long.",
     PODRUN_PROGRESS_FILE: "Set by `podrun` on a terminal: the file in which the first instance says how far it is.",
     PODRUN_PROGRAM_FAULTS: "Set by `podrun`: file with the faults that strike in instances, such as those of a disk.",

@@ -3,7 +3,8 @@
 An entry is one JSON file named by a digest of its question (a flat jaxpr, options and chip, or a request in
 words of its own such as a model file's digest and a layout) and of podrun's version and the text of the
 tile model itself, so that no other version's answer is ever read. Nothing is unpickled. A file that is
-damaged is ignored and written anew; the oldest files go when the folder is found to be beyond `MOST_BYTES`.
+damaged or belongs to another user is ignored and written anew; the oldest files go when the folder is
+found to be beyond `MOST_BYTES` or `MOST_FILES`.
 
 The folder is ``$PODRUN_PLAN_CACHE`` (``off`` or empty: no cache), else ``plans`` in ``$PODRUN_CACHE_DIR``,
 else ``podrun/plans`` under ``$XDG_CACHE_HOME`` or ``~/.cache``.
@@ -11,12 +12,10 @@ else ``podrun/plans`` under ``$XDG_CACHE_HOME`` or ``~/.cache``.
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import hashlib
 import json
 import logging
-import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -26,10 +25,13 @@ import podrun
 from podrun.core.documents import parse_json, read_text, write_whole
 from podrun.core.environment import PODRUN_PLAN_CACHE, environment, podrun_cache_directory
 from podrun.core.errors import ConfigError, NotFoundError
+from podrun.core.kept_files import KeptFolder
+from podrun.core.quick_dataclass import dataclass
 from podrun.costmodel.equations import FlatJaxpr
 
 MOST_BYTES = 256 << 20
 """Size to which the folder is cut back when an entry is written."""
+MOST_FILES = 20_000
 FEWEST_EQUATIONS = 64
 """Steps with fewer equations are planned faster than read."""
 SUFFIX = ".plan.json"
@@ -76,20 +78,41 @@ def remembered(question: object, answer: Callable[[], Any], environ: Mapping[str
     ``question``: tuples, lists, mappings, text, numbers, enums, dtypes and `FlatJaxpr`. Any other value makes no key,
     and ``answer()`` is called each time.
     """
-    directory = folder(environment(environ))
-    if directory is None:
+    entry = plan_entry(question, environ)
+    if entry is None:
         return answer()
-    try:
-        key = question_digest(question)
-    except Unkeyed as error:
-        _log.debug("not kept: %s", error)
-        return answer()
-    path = directory / f"{key}{SUFFIX}"
-    stored = _read(path)
+    stored = entry.read()
     if stored is None:
         stored = answer()
-        _write(path, stored)
+        entry.write(stored)
     return stored
+
+
+@dataclass(frozen=True, slots=True)
+class PlanEntry:
+    """Where the answer to one question is kept."""
+
+    path: Path
+
+    def read(self) -> Any:
+        """The answer; None if there is none, or none that can be read. What it holds is for the reader to check."""
+        return _read(self.path)
+
+    def write(self, answer: object) -> None:
+        """Keep an answer, which is plain data, in place of any that is there."""
+        _write(self.path, answer)
+
+
+def plan_entry(question: object, environ: Mapping[str, str] | None = None) -> PlanEntry | None:
+    """Where the answer to a question is kept; None if answers are not kept, or the question has no name."""
+    directory = folder(environment(environ))
+    if directory is None:
+        return None
+    try:
+        return PlanEntry(directory / f"{question_digest(question)}{SUFFIX}")
+    except Unkeyed as error:
+        _log.debug("not kept: %s", error)
+        return None
 
 
 def question_digest(question: object) -> str:
@@ -155,7 +178,7 @@ def _flat_words(flat: FlatJaxpr) -> Iterator[str]:
 def _read(path: Path) -> Any:
     """The answer in a file; None if there is no file or it cannot be read."""
     try:
-        text = read_text(path, MOST_BYTES)
+        text = read_text(path, MOST_BYTES, own=True)
     except NotFoundError:
         return None
     except ConfigError as error:
@@ -170,8 +193,7 @@ def _read(path: Path) -> Any:
     except (ValueError, ConfigError) as error:
         _log.warning("the kept plan %s is damaged (%s); planning anew", path.name, error)
         return None
-    with contextlib.suppress(OSError):
-        os.utime(path)
+    _kept(path.parent).used(path.name)
     return answer
 
 
@@ -184,7 +206,7 @@ def _write(path: Path, answer: object) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_whole(text.encode(), path)
-        _note_written(path.parent, len(text))
+        _kept(path.parent).note_written(len(text))
     except OSError as error:
         _say_once(path.parent, str(error.strerror or error))
 
@@ -195,28 +217,5 @@ def _say_once(folder: Path, reason: str) -> None:
     _log.warning("plans cannot be kept in %s: %s (export PODRUN_CACHE_DIR=DIRECTORY)", folder, reason)
 
 
-_written: dict[Path, int] = {}
-"""Bytes that this process has put into a folder since it last looked through all of it."""
-
-
-def _note_written(directory: Path, size: int) -> None:
-    """Cut the folder back once in a while: it may hold ten thousand files, and a large model writes dozens."""
-    _written[directory] = _written.get(directory, MOST_BYTES) + size
-    if _written[directory] >= MOST_BYTES // 16:
-        _written[directory] = 0
-        _cut_back(directory)
-
-
-def _cut_back(directory: Path) -> None:
-    """Drop the least recently used files until the rest is small enough."""
-    entries = []
-    for path in directory.glob(f"*{SUFFIX}"):
-        with contextlib.suppress(FileNotFoundError):
-            about = path.stat()
-            entries.append((about.st_mtime_ns, about.st_size, path))
-    total = sum(size for _, size, _ in entries)
-    for _, size, path in sorted(entries):
-        if total <= MOST_BYTES:
-            return
-        path.unlink(missing_ok=True)
-        total -= size
+def _kept(directory: Path) -> KeptFolder:
+    return KeptFolder(directory, SUFFIX, MOST_BYTES, MOST_FILES)

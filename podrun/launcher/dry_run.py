@@ -31,7 +31,7 @@ def _lines(spec: LaunchSpec, pod: PodFacts | None, server: str) -> Iterator[str]
         yield f"partition:  {wanted.name or 'the only one there is, else a new one'}, {wanted.size} IPUs"
         for fault in wanted.faults:
             yield f"fault:      {fault.text}"
-    yield f"cache:      {spec.cache_path or 'a directory that is removed afterwards'}"
+    yield f"cache:      {spec.cache_path or 'that of the user'}"
     for instance in spec.instances:
         yield ""
         yield from _instance(spec, instance)

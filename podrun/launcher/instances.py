@@ -78,6 +78,7 @@ class InstanceStarter:
             self.environ,
             address=address,
             cache_path=self.cache,
+            own_cache=self.spec.cache_path is None,
             launch_id=self.resources.launch_id,
             local=here,
             debug=self.spec.debug,

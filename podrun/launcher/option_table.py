@@ -183,7 +183,7 @@ _PROCESS = (
     Option(
         "executable-cache-path",
         ValueKind.NAME,
-        "where instances keep compiled programs (default: a directory that is removed afterwards)",
+        "where instances keep compiled programs (default: the user's cache)",
         None,
         "DIR",
     ),

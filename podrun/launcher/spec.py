@@ -30,6 +30,7 @@ from podrun.core.environment import (
     PODRUN_HOST_COLLECTIVES,
     PODRUN_LAUNCH_ID,
     PODRUN_OFFLINE_MODE,
+    PODRUN_OWN_CACHE,
     PODRUN_RUNTIME_DIR,
     POPDIST_EXECUTABLE_CACHE_PATH,
     POPDIST_LOCAL_INSTANCE_INDEX,
@@ -330,6 +331,7 @@ def instance_environment(
     *,
     address: PartitionAddress | None,
     cache_path: str,
+    own_cache: bool = False,
     launch_id: str,
     local: bool = True,
     debug: bool = False,
@@ -337,13 +339,15 @@ def instance_environment(
 ) -> dict[str, str]:
     """The whole environment of an instance. ``environ`` is podrun's own; instances elsewhere (``local``
     False) get only the variables that are forwarded and those named by -x. ``exchange_point``: ``ADDRESS:PORT:KEY``
-    where instance 0 listens for host collectives (`podrun.popdist.collectives`).
+    where instance 0 listens for host collectives (`podrun.popdist.collectives`). ``own_cache``: nobody asked for
+    that cache, which goes with the launch.
     """
     kept = dict(environ) if local else {name: environ[name] for name in REMOTE_FORWARDED if name in environ}
     for name in [
         name
         for name in kept
-        if name.startswith(("POPDIST_", "OMPI_COMM_WORLD_", "IPUOF_VIPU_API_")) or name == OWN_SERVER
+        if name.startswith(("POPDIST_", "OMPI_COMM_WORLD_", "IPUOF_VIPU_API_"))
+        or name in (OWN_SERVER, PODRUN_OWN_CACHE)
     ]:
         del kept[name]
     python_path = [str(compat_directory()), *filter(None, [environ.get("PYTHONPATH")])]
@@ -353,6 +357,8 @@ def instance_environment(
         "IPUOF_LOG_LEVEL": environ.get("IPUOF_LOG_LEVEL", "WARN"),
         PODRUN_LAUNCH_ID: launch_id,
     }
+    if own_cache:
+        kept[PODRUN_OWN_CACHE] = "1"
     kept.pop(PODRUN_HOST_COLLECTIVES, None)
     if exchange_point:
         kept[PODRUN_HOST_COLLECTIVES] = exchange_point

@@ -13,7 +13,7 @@ import onnx.inliner
 
 from podrun.core.errors import UnsupportedError, UsageError
 from podrun.onnx_models.annotations import take_hints, take_place
-from podrun.onnx_models.ops.registry import ONNX, find_onnx_operator
+from podrun.onnx_models.ops.registry import ONNX, has_onnx_operator
 from podrun.onnx_models.tensor_proto import to_array
 from podrun.runtime.graph import Node, OperatorGraph, TensorType
 
@@ -66,9 +66,7 @@ def _bodies(graph: onnx.GraphProto, opsets: Mapping[str, int]) -> set[tuple[str,
     for node in graph.node:
         domain = "" if node.domain == ONNX else node.domain
         version = opsets.get(domain, opsets.get(node.domain, 1))
-        if find_onnx_operator(domain, node.op_type, version) is None and _has_body(
-            domain, node.op_type, version
-        ):
+        if _has_body(domain, node.op_type, version) and not has_onnx_operator(domain, node.op_type, version):
             operators.add((domain, node.op_type))
         for attribute in node.attribute:
             for inner in (attribute.g, *attribute.graphs):

@@ -28,7 +28,6 @@ from podrun.core.names import in_float32
 from podrun.core.quick_dataclass import dataclass
 from podrun.costmodel.recompute import NOTHING
 from podrun.runtime.derived_anchors import Derived, derived_anchors, program_anchors, returned, update_anchors
-from podrun.runtime.environment import import_jax
 from podrun.runtime.graph import VariableGroups
 from podrun.runtime.loss_scaling import automatic_scaling, returning, scaling_type, widening
 from podrun.runtime.model_lowering import (
@@ -139,17 +138,8 @@ def _samples_per_micro_batch(lowered: Lowered, broadcast: Collection[str]) -> in
 
 def build_model(model: Model, request: Request) -> BuiltModel:
     """Lower and check a placed model. UsageError for what the model or its anchors cannot be."""
-    from podrun.device.xla.clients import on_one_thread_device
-
-    import_jax()
-    with on_one_thread_device():
-        return _built(model, request)
-
-
-def _built(model: Model, request: Request) -> BuiltModel:
     plan, settings, loss = request.plan, request.settings, request.loss
-    model_read = _read(model, request)
-    lowered = model_read.lowered
+    lowered = (model_read := _read(model, request)).lowered
     trained = trainable(lowered, loss, model_read.trained) if loss is not None else set()
     rule = _update_rule(request, trained)
     scale = _loss_scaling(request.optimizer)

@@ -22,12 +22,13 @@ from podrun.core.terminal import report_step
 from podrun.runtime.building import BuiltModel
 from podrun.runtime.device import DeviceKind, RunDevice
 from podrun.runtime.digest import GraphDigest
-from podrun.runtime.environment import shared_cache
-from podrun.runtime.graph import Model
+from podrun.runtime.environment import import_jax, ours, shared_cache, shared_cache_stays
+from podrun.runtime.graph import Model, all_nodes
 from podrun.runtime.optimizers.rules import Rule
 from podrun.runtime.words import NEUTRAL, SessionCall, Words
 
 if TYPE_CHECKING:
+    from podrun.compiler.cache import ExecutableCache
     from podrun.runtime.optimizers.hyperparameters import Hyperparameters
     from podrun.runtime.random_state import RandomState
     from podrun.runtime.session_reports import SessionReports
@@ -128,31 +129,41 @@ class ProgramCompiler:
 
     def compile(self, device: RunDevice) -> Executable:
         """The program for a device: from a cache, or compiled."""
-        from podrun.compiler.compile import CompileOptions, compile_program
+        from podrun.compiler.cache import CompileOptions, known_program
 
-        folder = self._cache_directory(device)
-        digest = fingerprint(self._placed, self._built) if folder is not None else None
+        named, kept = self._caches(device)
+        digest = None if named is None and kept is None else fingerprint(self._placed, self._built)
+        cache = named if kept is None or digest is None else kept
         digest = None if digest is None else digest + self.form
         options = CompileOptions(
-            cache_directory=folder, program_digest=digest, on_compile=self._starting, report=self.report
+            cache=cache, program_digest=digest, on_compile=self._starting, report=self.report
         )
-        executable = compile_program(self._built.program, target=device.target, options=options)
-        if not self.compiled_here:
-            _log.debug("Loading the serialized executable from the cache %s", folder)
+        executable = known_program(self._built.program, device.target, options)
+        if executable is None:
+            import_jax()
+            from podrun.compiler.compile import compile_program
+
+            executable = compile_program(self._built.program, target=device.target, options=options)
+        if not self.compiled_here and cache is not None:
+            _log.debug("Loading the serialized executable from the cache %s", cache.directory)
         return executable
 
     def _starting(self) -> None:
         _log.debug("Starting compilation of %r", self._name)
         self.compiled_here = True
 
-    def _cache_directory(self, device: RunDevice) -> Path | None:
-        """The session's own directory if caching is on, else the one that ``podrun`` gives all its instances."""
+    def _caches(self, device: RunDevice) -> tuple[ExecutableCache | None, ExecutableCache | None]:
+        """The cache that has a name: the session's own if caching is on, else the one that ``podrun`` gives all its
+        instances. And what podrun keeps by itself, for programs with a digest, unless somebody asked for the former.
+        """
+        from podrun.compiler.cache import ExecutableCache, kept_programs
+
         if device.kind not in (DeviceKind.IPU, DeviceKind.OFFLINE):
-            return None
-        if self._settings.cache_directory:
-            return Path(self._settings.cache_directory).expanduser()
-        shared = shared_cache()
-        return Path(shared) if shared else None
+            return None, None
+        own, shared = self._settings.cache_directory, shared_cache()
+        named = ExecutableCache(Path(own or shared).expanduser()) if own or shared else None
+        asked = own or (shared and shared_cache_stays())
+        return named, None if asked else kept_programs(ours())
 
 
 class ProgramLoader:
@@ -223,9 +234,11 @@ def fingerprint(placed: Model, built: BuiltModel) -> str | None:
     Values of weights are left out where the program does not bake them in, so training can continue from a checkpoint
     without compiling again.
     """
-    if any(not built.lowered.operators.lookup(node).fixed for node in built.lowered.graph.nodes):
+    meaning = built.lowered.operators.meaning(all_nodes(built.lowered.graph))
+    if meaning is None:
         return None
     digest = GraphDigest()
+    digest.add(meaning)
     digest.graph(placed.graph, without_values=built.program.parameters)
     digest.add(sorted(built.program.inputs.items()))
     digest.add((built.lowered.options.training, sorted(built.lowered.outputs)))

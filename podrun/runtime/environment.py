@@ -16,6 +16,7 @@ from pathlib import Path
 
 from podrun.core.environment import (
     PODRUN_CHECK_REPLICAS,
+    PODRUN_OWN_CACHE,
     PODRUN_PROGRESS,
     PODRUN_PROGRESS_FILE,
     POPART_CACHE_DIR,
@@ -43,6 +44,11 @@ def ours(environ: Mapping[str, str] | None = None) -> Mapping[str, str]:
 def shared_cache(environ: Mapping[str, str] | None = None) -> str:
     """The directory that ``podrun`` gives all instances of a launch, or empty."""
     return ours(environ).get(POPDIST_EXECUTABLE_CACHE_PATH, "")
+
+
+def shared_cache_stays(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether that directory was asked for; else it goes with the launch."""
+    return ours(environ).get(PODRUN_OWN_CACHE) != "1"
 
 
 def cache_directory(environ: Mapping[str, str] | None = None) -> str:

@@ -169,6 +169,14 @@ def subgraphs(node: Node) -> Iterator[OperatorGraph]:
             yield from (v for v in value if isinstance(v, OperatorGraph))
 
 
+def all_nodes(graph: OperatorGraph) -> Iterator[Node]:
+    """The nodes of a graph and of the graphs inside it."""
+    for node in graph.nodes:
+        yield node
+        for inner in subgraphs(node):
+            yield from all_nodes(inner)
+
+
 def captured(node: Node) -> set[str]:
     """The names outside that a node's subgraphs read."""
     return {name for graph in subgraphs(node) for name in graph.captures()}

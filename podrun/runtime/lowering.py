@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from podrun.compiler.program import tap
 from podrun.core.errors import UnsupportedError, UsageError
 from podrun.core.executable import TensorSpec
-from podrun.core.names import in_float32, library_errors_named
+from podrun.core.names import library_errors_named
 from podrun.core.quick_dataclass import dataclass
+from podrun.runtime.device_types import device_dtype, misfit, spec_of, to_device
+from podrun.runtime.environment import import_jax
 from podrun.runtime.graph import Node, OperatorGraph, prune, reads
+from podrun.runtime.kept_traces import TraceFacts, TraceQuestion, kept_facts
 from podrun.runtime.operators import Dialect, OperatorTable
-from podrun.runtime.traced_tensor import TooWide, TracedTensor, device_dtype, misfit, to_device
-from podrun.runtime.tracing import Environment, TraceSession, run_graph
-from podrun.runtime.widening import widened
 from podrun.runtime.words import NEUTRAL, Words
+
+if TYPE_CHECKING:
+    import jax
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,18 +41,6 @@ class LoweringOptions:
     grouped: bool = False
     dialect: Dialect | None = None
     words: Words = NEUTRAL
-
-    def session(self, operators: OperatorTable, tap: Callable[[str, Any], Any] | None = None) -> TraceSession:
-        """The state of a new trace."""
-        return TraceSession(
-            operators,
-            self.training,
-            self.x64,
-            replicas=self.replicas,
-            grouped=self.grouped,
-            dialect=self.dialect,
-            tap=tap,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +82,10 @@ class Lowered:
         Pure and traceable. Every input and every operator's output goes through `podrun.compiler.program.tap`, so
         gradients of all of them can be anchored.
         """
-        session = self.options.session(self.operators, _tap)
-        environment = _environment(self.constants, parameters, inputs, self.options.x64)
-        run_graph(self.graph, environment, session, lambda: key, at_once=True)
-        values = {name: environment[name].traced for name in self.returns}
-        wide = widened(self.wide, environment, session, lambda: key)
-        return values | {in_float32(name): value for name, value in wide.items()}
+        import_jax()
+        from podrun.runtime.discovery import forward_values
+
+        return forward_values(self, parameters, inputs, key)
 
 
 @library_errors_named("Reading the model")
@@ -126,13 +112,12 @@ def lower_graph(
     values = dict(input_values or {})
     specs = _input_specs(graph, input_shapes or {}, values, options)
     initial_values = _initial_values(graph, options)
-    session, tensors, baked = _settled(
-        lambda: options.session(operators), graph, specs, initial_values, values
-    )
+    facts = _facts(graph, operators, options, specs, initial_values, values)
+    tensors, baked = facts.tensors, facts.baked
     needed = {*wanted, *(i for node in graph.nodes for i in reads(node))}
     x64 = options.x64
     parameters = {
-        n: _spec(n, v) for n, v in initial_values.items() if n not in baked and not misfit(v, n, x64)
+        n: spec_of(n, v) for n, v in initial_values.items() if n not in baked and not misfit(v, n, x64)
     }
     return Lowered(
         graph=graph,
@@ -147,14 +132,35 @@ def lower_graph(
         outputs={n: tensors[n] for n in wanted if n in tensors},
         returns=wanted,
         tensors=tensors,
-        uses_random=session.uses_random,
+        uses_random=facts.uses_random,
         specialised=frozenset(baked & values.keys()),
-        state_updates={p: t for p, t in session.state_updates.items() if p in parameters},
+        state_updates={p: t for p, t in facts.state_updates.items() if p in parameters},
     )
 
 
-def _spec(name: str, value: Any) -> TensorSpec:
-    return TensorSpec(name, np.dtype(value.dtype).name, tuple(int(d) for d in value.shape))
+def _facts(
+    graph: OperatorGraph,
+    operators: OperatorTable,
+    options: LoweringOptions,
+    specs: Mapping[str, Any],
+    initial: Mapping[str, np.ndarray],
+    values: Mapping[str, Any],
+) -> TraceFacts:
+    """What a trace of the graph tells, from an earlier one of an equal graph if there was one."""
+
+    def traced() -> TraceFacts:
+        from podrun.device.xla.clients import on_one_thread_device
+
+        import_jax()
+        with on_one_thread_device():
+            from podrun.runtime.discovery import settled
+
+            return settled(options, operators, graph, specs, initial, values)
+
+    if values or options.x64:
+        return traced()  # Models that are run apart from sessions.
+    traits = (options.training, options.replicas, options.grouped, repr(options.dialect))
+    return kept_facts(TraceQuestion(graph, operators, initial, specs, traits), traced)
 
 
 def _cast_checked(name: str, dtype: np.dtype[Any], options: LoweringOptions) -> np.dtype[Any]:
@@ -229,100 +235,3 @@ def _initial_values(graph: OperatorGraph, options: LoweringOptions) -> dict[str,
         except UnsupportedError:
             initial[name] = value
     return initial
-
-
-def _environment(
-    constants: Mapping[str, Any], parameters: Mapping[str, Any], inputs: Mapping[str, Any], x64: bool
-) -> Environment:
-    environment: Environment = {n: TracedTensor(n, x64, known=v) for n, v in constants.items()}
-    for name, value in (*parameters.items(), *inputs.items()):
-        if name not in environment:
-            array = jnp.asarray(value) if isinstance(value, np.ndarray) else value
-            environment[name] = TracedTensor(name, x64, traced=_tap(name, array) if name in inputs else array)
-    return environment
-
-
-def _tap(name: str, value: object) -> Any:
-    """`tap` for arrays; sequences and empty optionals have no gradients and pass unchanged."""
-    return tap(name, value) if isinstance(value, jax.Array) else value
-
-
-def _settled(
-    fresh: Callable[[], TraceSession],
-    graph: OperatorGraph,
-    specs: Mapping[str, Any],
-    initial: Mapping[str, np.ndarray],
-    values: Mapping[str, Any],
-) -> tuple[TraceSession, dict[str, TensorSpec], frozenset[str]]:
-    """Trace until everything that decides shapes is baked in. Returns the last trace's session and specs, and the
-    baked-in values.
-    """
-    baked: frozenset[str] = frozenset()
-    while True:
-        session = fresh()
-        with jax.enable_x64(session.x64):
-            tensors = _discover(session, graph, specs, initial, values, baked)
-        if session.demanded <= baked:
-            return session, tensors, baked
-        baked |= session.demanded
-
-
-def _discover(
-    session: TraceSession,
-    graph: OperatorGraph,
-    specs: Mapping[str, Any],
-    initial: Mapping[str, np.ndarray],
-    values: Mapping[str, Any],
-    baked: frozenset[str],
-) -> dict[str, TensorSpec]:
-    """Trace abstractly, treating as known whatever can be known; returns every tensor's spec. The session notes the
-    demanded values.
-    """
-    x64 = session.x64
-
-    def probe(arrays: Mapping[str, Any], key: jax.Array) -> dict[str, Any]:
-        session.demanded.clear()
-        environment: Environment = {}
-        for name in (*specs, *graph.initializers):
-            value = values.get(name) if name in specs else graph.initializers[name]
-            if name in baked:
-                environment[name] = TracedTensor(name, x64, known=value)
-            elif value is not None and not isinstance(value, (tuple, list)):
-                traced = arrays.get(name)
-                if traced is None:
-                    traced = TooWide(str(misfit(value, name, x64)), value.shape, value.dtype)
-                environment[name] = TracedTensor(name, x64, traced, known=value, origins=frozenset((name,)))
-            else:
-                environment[name] = TracedTensor(name, x64, arrays.get(name))
-        run_graph(graph, environment, session, lambda: key)
-        results = {n: (t.known if t.at_hand else t.traced) for n, t in environment.items()}
-        return {n: v for n, v in results.items() if not isinstance(v, TooWide)}
-
-    arrays = {
-        n: _abstract(s.shape, s.dtype) if isinstance(s, TensorSpec) else s
-        for n, s in specs.items()
-        if n not in baked
-    }
-    fitting = {n: v for n, v in initial.items() if n not in baked and not misfit(v, n, x64)}
-    arrays.update({n: _abstract(v.shape, v.dtype) for n, v in fitting.items()})
-    shapes = jax.eval_shape(probe, arrays, jax.eval_shape(lambda: jax.random.key(0)))
-    discovered = {n: _spec(n, s) for n, s in shapes.items() if hasattr(s, "dtype")}
-    _check_sizes(discovered)
-    return discovered
-
-
-def _abstract(shape: tuple[int, ...], dtype: jax.typing.DTypeLike) -> Any:
-    return jax.ShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]
-
-
-MOST_TENSOR_BYTES = 2**38
-"""Most bytes of a tensor: more than all memory of an IPU-M2000 (its streaming memory has at most 256 GB)."""
-
-
-def _check_sizes(specs: Mapping[str, TensorSpec]) -> None:
-    for spec in specs.values():
-        if spec.nbytes > MOST_TENSOR_BYTES:
-            raise UsageError(
-                f"tensor '{spec.name}' would have {spec.nbytes / 2**40:.3g} TiB (shape {list(spec.shape)}); "
-                f"no machine holds that"
-            )

@@ -47,6 +47,11 @@ class OperatorTable(Protocol):
     def lookup(self, node: Node) -> Operator:
         """The operator of a node. Raises `UnimplementedError`, which names operator and place, if there is none."""
 
+    def meaning(self, nodes: Iterable[Node]) -> str | None:
+        """What decides, beside the nodes and podrun's version, what the table's operators compute; None if one of them
+        is a function of the user's program. Reads no operator, so that JAX need not be imported to ask.
+        """
+
 
 _offered: list[OperatorTable] = []
 

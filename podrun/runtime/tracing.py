@@ -21,9 +21,10 @@ import numpy as np
 from podrun.core.errors import InputMismatch, InternalError, PodrunError, UnsupportedError, UsageError
 from podrun.core.names import LOCAL, operator_scopes, place_scopes
 from podrun.core.quick_dataclass import dataclass
+from podrun.runtime.device_types import TooWide
 from podrun.runtime.graph import Node, OperatorGraph, captured
 from podrun.runtime.operators import Dialect, Operator, OperatorTable
-from podrun.runtime.traced_tensor import NO_ORIGINS, TooWide, TracedTensor, lift
+from podrun.runtime.traced_tensor import NO_ORIGINS, TracedTensor, lift
 
 
 @dataclass(slots=True)

@@ -11,15 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from podrun.core.executable import TensorSpec
 from podrun.runtime.graph import Node, subgraphs
-from podrun.runtime.traced_tensor import TracedTensor
-from podrun.runtime.tracing import Environment, TraceSession, trace_node
+
+if TYPE_CHECKING:
+    from podrun.runtime.traced_tensor import TracedTensor
+    from podrun.runtime.tracing import Environment, TraceSession
 
 WIDE = "__wide"
 """Attribute of a loss of halves that is to give its value in float32."""
@@ -62,6 +63,8 @@ def widened(
     nodes: Sequence[Node], environment: Environment, session: TraceSession, key: Callable[[], Any]
 ) -> dict[str, Any]:
     """The float32 results of the nodes, by name. ``environment`` holds the values that the nodes read from outside."""
+    from podrun.runtime.tracing import trace_node
+
     again = replace(session, tap=None, state_updates={})
     wide_tensors: Environment = {}
     for node in nodes:
@@ -83,9 +86,11 @@ def widened(
 
 def _wide(tensor: TracedTensor) -> TracedTensor:
     """Halves as float32; anything else as it is."""
+    from podrun.runtime.traced_tensor import TracedTensor
+
     form = tensor.form
     if form is None or form.dtype != np.float16:
         return tensor
     if tensor.at_hand:
         return TracedTensor(tensor.name, tensor.x64, known=tensor.known.astype(np.float32))
-    return TracedTensor(tensor.name, tensor.x64, traced=tensor.traced.astype(jnp.float32))
+    return TracedTensor(tensor.name, tensor.x64, traced=tensor.traced.astype(np.float32))

@@ -26,7 +26,8 @@ from podrun.core.quick_dataclass import dataclass
 YOUNG_SECONDS = 60.0
 KINDS: Mapping[str, str] = {
     "xla": "machine code of pieces, by instruction set",
-    "plans": "plans of the tile model",
+    "plans": "plans of the tile model, shapes of traced graphs",
+    "programs": "compiled programs that launches left",
     "own-pieces": "which pieces podrun has exported itself",
 }
 """Folders of the cache directory."""

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from podrun.compiler import cache, compile
+from podrun.compiler.cache import ExecutableCache
 from podrun.compiler.compile import CompileOptions, compile_program
 from podrun.compiler.program import Program
 from podrun.core import executable_file
@@ -40,7 +41,7 @@ def files(folder: Path) -> list[str]:
 
 
 def test_second_compilation_loads(tmp_path: Path, compilations: list[str]) -> None:
-    options = CompileOptions(cache_directory=tmp_path / "new" / "cache")
+    options = CompileOptions(cache=ExecutableCache(tmp_path / "new" / "cache"))
     first = compile_program(mlp(replicas=2), options=options)
     second = compile_program(mlp(replicas=2), options=options)
     assert first == second
@@ -66,14 +67,14 @@ def test_second_compilation_loads(tmp_path: Path, compilations: list[str]) -> No
 )
 @pytest.mark.sample(4)
 def test_other_programs_are_other_entries(tmp_path: Path, compilations: list[str], other: Program) -> None:
-    options = CompileOptions(cache_directory=tmp_path)
+    options = CompileOptions(cache=ExecutableCache(tmp_path))
     compile_program(mlp(), options=options)
     compile_program(other, options=options)
     assert len(compilations) == 2
 
 
 def test_target_and_chunks_are_part_of_the_digest(tmp_path: Path, compilations: list[str]) -> None:
-    options = CompileOptions(cache_directory=tmp_path)
+    options = CompileOptions(cache=ExecutableCache(tmp_path))
     compile_program(mlp(), options=options)
     compile_program(mlp(), target="bow", options=options)
     compile_program(mlp(), options=replace(options, chunk_bytes=1))
@@ -88,7 +89,7 @@ def test_a_front_ends_digest_saves_the_trace(tmp_path: Path, compilations: list[
         traces.append(None)
         return program.forward(*arguments)
 
-    options = CompileOptions(cache_directory=tmp_path, program_digest="model-1")
+    options = CompileOptions(cache=ExecutableCache(tmp_path), program_digest="model-1")
     for _ in range(2):
         compile_program(replace(program, forward=forward), options=options)
     assert (len(traces), len(compilations)) == (1, 1)
@@ -99,7 +100,7 @@ def test_a_front_ends_digest_saves_the_trace(tmp_path: Path, compilations: list[
 def test_a_damaged_entry_is_compiled_again(
     tmp_path: Path, compilations: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    options = CompileOptions(cache_directory=tmp_path)
+    options = CompileOptions(cache=ExecutableCache(tmp_path))
     first = compile_program(mlp(), options=options)
     (path,) = tmp_path.iterdir()
     data = bytearray(path.read_bytes())
@@ -124,7 +125,7 @@ def test_waiting_for_another_that_compiles(tmp_path: Path) -> None:
 
     def ask() -> None:
         together.wait(timeout=30)
-        results.append(cache.cached(tmp_path, "d" * 64, slow, wait=30))
+        results.append(cache.cached(ExecutableCache(tmp_path), "d" * 64, slow, wait=30))
 
     threads = [threading.Thread(target=ask) for _ in range(8)]
     for thread in threads:
@@ -143,18 +144,20 @@ def test_waiting_ends_with_the_holders_name(tmp_path: Path) -> None:
         held.flush()
         fcntl.flock(held, fcntl.LOCK_EX)
         with pytest.raises(DeadlineError, match="process 4321"):
-            cache.cached(tmp_path, "digest", lambda: pytest.fail("compiled"), wait=0.05)
+            cache.cached(ExecutableCache(tmp_path), "digest", lambda: pytest.fail("compiled"), wait=0.05)
 
 
 def test_a_failed_compilation_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no tensor of the program"):
-        compile_program(replace(mlp(), loss="nothing"), options=CompileOptions(cache_directory=tmp_path))
+        compile_program(
+            replace(mlp(), loss="nothing"), options=CompileOptions(cache=ExecutableCache(tmp_path))
+        )
 
     def fail() -> Executable:
         raise UsageError("wrong program")
 
     with pytest.raises(UsageError, match="wrong program"):
-        cache.cached(tmp_path, "digest", fail, wait=1)
+        cache.cached(ExecutableCache(tmp_path), "digest", fail, wait=1)
     assert files(tmp_path) == []
 
 
@@ -162,11 +165,11 @@ def test_a_directory_that_cannot_be_used(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")
     with pytest.raises(UsageError, match="cannot be used"):
-        compile_program(mlp(), options=CompileOptions(cache_directory=blocked / "cache"))
+        compile_program(mlp(), options=CompileOptions(cache=ExecutableCache(blocked / "cache")))
 
 
 def test_the_lock_of_a_dead_process_does_not_count(tmp_path: Path) -> None:
     (tmp_path / ".digest.lock").write_text(str(os.getpid()))
     executable = compile_program(mlp())
-    assert cache.cached(tmp_path, "digest", lambda: executable, wait=1) == executable
+    assert cache.cached(ExecutableCache(tmp_path), "digest", lambda: executable, wait=1) == executable
     assert files(tmp_path) == ["digest.popef"]

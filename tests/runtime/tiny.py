@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -81,6 +81,10 @@ class TinyOperators:
             raise UnimplementedError(f"{node.describe()}: {DOMAIN} has no operator {node.op_type!r}")
         random = node.op_type == "normal_noise"
         return Operator(DOMAIN, node.op_type, 1, self.functions[node.op_type], random=random)
+
+    def meaning(self, nodes: Iterable[Node]) -> str | None:
+        """The table has no functions of users."""
+        return "tiny"
 
 
 FUNCTIONS: Mapping[str, OperatorFunction] = {

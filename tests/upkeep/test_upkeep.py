@@ -157,6 +157,7 @@ def test_caches_are_cleared_by_name_and_own_files_only(tmp_path: Path) -> None:
         "c/xla/avx2/a.done",
         "c/xla/avx2/a.lock",
         "c/plans/b.json",
+        "c/programs/b.popef",
         "c/own-pieces/c",
         "p/executable.popef",
         f"p/{entry}",
@@ -169,16 +170,17 @@ def test_caches_are_cleared_by_name_and_own_files_only(tmp_path: Path) -> None:
     assert [(c.name, len(c.files), c.size_bytes) for c in found] == [
         ("xla", 1, 1000),
         ("plans", 1, 1000),
+        ("programs", 1, 1000),
         ("own-pieces", 1, 1000),
         ("executables", 1, 1000),
     ]
     with pytest.raises(UsageError, match="no cache plan") as error:
         chosen(found, ["plan"])
-    assert "executables, own-pieces, plans, xla" in str(error.value.hint)
+    assert "executables, own-pieces, plans, programs, xla" in str(error.value.hint)
     assert clear(chosen(found, ["plans"])) == (0, 0)  # Too young: somebody may be about to read it.
     later = time.time() + 3600
     assert clear(chosen(found, ["plans"]), later) == (1, 1000)
-    assert clear(found, later) == (3, 3000)
+    assert clear(found, later) == (4, 4000)
     left = sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file())
     assert left == ["c/xla/avx2/a.lock", "p/executable.popef"]
 

@@ -11,9 +11,9 @@ import numpy as np
 from podrun.core.errors import InputMismatch, UnsupportedError
 from podrun.core.quick_dataclass import dataclass
 from podrun.onnx_models.ops.registry import ONNX, operator
+from podrun.runtime.device_types import device_dtype
 from podrun.runtime.graph import Node
 from podrun.runtime.operators import Context, OperatorFunction
-from podrun.runtime.traced_tensor import device_dtype
 
 Array = Any
 """A ``jax.Array`` (or tracer), or a ``numpy.ndarray`` while folding."""

@@ -16,9 +16,9 @@ from podrun.core.errors import InputMismatch, UnsupportedError
 from podrun.numerics.norms import dropped
 from podrun.onnx_models.ops.common import Array, fold_module, index_dtype, ints, onnx_dtype
 from podrun.onnx_models.ops.registry import GRAPHCORE, ONNX, operator
+from podrun.runtime.device_types import device_dtype
 from podrun.runtime.graph import Node
 from podrun.runtime.operators import Context
-from podrun.runtime.traced_tensor import device_dtype
 
 
 @operator(ONNX, "Constant", since=(1, 9, 11, 12, 13, 19, 21, 23, 24, 25), folds=True)

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from podrun.core.errors import UnimplementedError
 from podrun.runtime.environment import import_jax
 from podrun.runtime.graph import Node
+from podrun.runtime.kept_traces import noted_names
 from podrun.runtime.operators import Operator, OperatorFunction, offer_operators
 
 ONNX = "ai.onnx"
@@ -59,6 +60,8 @@ RANDOM = frozenset(
 
 
 _table: dict[tuple[str, str], dict[int, Operator]] = {}
+_of_programs: set[tuple[str, str]] = set()
+"""Operators whose functions are those of a user's program."""
 
 
 def operator(
@@ -68,6 +71,8 @@ def operator(
 
     def register(function: F) -> F:
         versions = _table.setdefault((domain, name), {})
+        if not fixed:
+            _of_programs.add((domain, name))
         for version in since:
             versions[version] = Operator(domain, name, version, function, folds, name in RANDOM, fixed)
         return function
@@ -97,6 +102,28 @@ def find_onnx_operator(domain: str, name: str, opset: int) -> Operator | None:
     return versions[max(usable)] if usable else None
 
 
+def has_onnx_operator(domain: str, name: str, opset: int) -> bool:
+    """Whether `find_onnx_operator` has the operator. What podrun itself has was noted by an earlier process, so that
+    nothing, JAX neither, is imported to ask.
+    """
+    domain = domain or ONNX
+    if load_onnx_operators.cache_info().currsize or (domain, name) in _of_programs:
+        return find_onnx_operator(domain, name, opset) is not None
+    return any(since <= opset for since in _noted_operators().get(f"{domain} {name}", ()))
+
+
+@functools.cache
+def _noted_operators() -> Mapping[str, Sequence[int]]:
+    """The versions of podrun's own operators, by domain and name."""
+
+    def answer() -> dict[str, list[int]]:
+        own = [operator for operator in operators() if (operator.domain, operator.name) not in _of_programs]
+        names = dict.fromkeys(f"{item.domain} {item.name}" for item in own)
+        return {name: [o.since for o in own if f"{o.domain} {o.name}" == name] for name in names}
+
+    return noted_names("operators of ONNX", answer)
+
+
 def lookup(node: Node) -> Operator:
     """The operator of a node. Raises `UnimplementedError` naming operator, version and place if it does not exist."""
     known = find_onnx_operator(node.domain, node.op_type, node.opset)
@@ -122,6 +149,11 @@ class OnnxOperators:
     def lookup(self, node: Node) -> Operator:
         """See the function `lookup`."""
         return lookup(node)
+
+    def meaning(self, nodes: Iterable[Node]) -> str | None:
+        """See `podrun.runtime.operators.OperatorTable`: names and versions say all, but for a program's operators."""
+        own = _of_programs and any((node.domain or ONNX, node.op_type) in _of_programs for node in nodes)
+        return None if own else "onnx"
 
 
 OPERATORS = OnnxOperators()

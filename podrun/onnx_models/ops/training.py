@@ -25,6 +25,7 @@ from podrun.numerics.loss_functions import (
     weighted_reduction,
 )
 from podrun.numerics.precision import is_float, rounds_once
+from podrun.onnx_models.annotations import SOFTMAX_AXIS
 from podrun.onnx_models.ops.common import Array, axis_in
 from podrun.onnx_models.ops.registry import GRAPHCORE, ONNX, operator
 from podrun.runtime.graph import Node
@@ -63,10 +64,6 @@ def l1loss(ctx: Context, node: Node, x: Array) -> Array:
 def graphcore_identity_loss(ctx: Context, node: Node, x: Array) -> Array:
     """Sum or mean of x, or x itself: makes any tensor a loss (PopART IdentityLoss)."""
     return reduced(x, reduction_of(node))
-
-
-SOFTMAX_AXIS = "__softmax_axis"
-"""Attribute of a joined Nll: the axis of the Softmax that made its probabilities."""
 
 
 @operator(GRAPHCORE, "Nll")

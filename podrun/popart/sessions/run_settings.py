@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from podrun.compiler.program import Locations
 from podrun.core.names import gradient_buffer
 from podrun.costmodel.tile_memory import Location
+from podrun.onnx_models.annotations import SOFTMAX_AXIS
 from podrun.popart.options.option_groups import TensorLocation, TensorLocationSettings
 from podrun.popart.values.enums import (
     AccumulateOuterFragmentSchedule,
@@ -201,8 +202,6 @@ def joined_losses(graph: OperatorGraph, anchors: Collection[str]) -> OperatorGra
 
     PopART's default patterns do the same, unless the gradient of the probabilities is anchored.
     """
-    from podrun.onnx_models.ops.training import SOFTMAX_AXIS
-
     makers = {output: node for node in graph.nodes for output in node.outputs}
 
     def joined(node: Node) -> Node:

@@ -41,7 +41,7 @@ from podrun.popart.values.names import FormerSession
 from podrun.popart.values.tensor_info import InputShapeInfo, TensorInfo, info_of
 from podrun.runtime.assembly import PlacedModel, SessionSource, assemble, place_and_build
 from podrun.runtime.device_program import DeviceProgram
-from podrun.runtime.environment import import_jax, preparing
+from podrun.runtime.environment import preparing
 from podrun.runtime.executable_files import check_writable, in_folder
 from podrun.runtime.graph import Model
 from podrun.runtime.graph_text import write_dots
@@ -376,7 +376,6 @@ def _in_memory(model: Model | LightModel) -> Model:
     """A model as sessions work with it."""
     if isinstance(model, Model):
         return model
-    import_jax()
     from podrun.popart.models.model_files import session_model
 
     return session_model(model)

@@ -125,6 +125,8 @@ HOST_CALL = "podrun.host_call.default"
 """A call of a function of the host: its number among the functions of the graph, and the values that it takes."""
 
 
+CUSTOM = "podrun.custom.default"
+"""An operator that the program registered, or one of PopART's."""
 COMPARED = "podrun.compared.default"
 """No number if one of the operands is none, 0 otherwise."""
 

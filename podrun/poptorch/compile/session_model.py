@@ -7,7 +7,7 @@ called: a program that imports ``poptorch`` and compiles nothing waits for no JA
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,14 @@ from podrun.compiler.program import Beside
 from podrun.core.errors import InternalError
 from podrun.core.quick_dataclass import dataclass
 from podrun.poptorch.api.enums import OverlapMode
-from podrun.poptorch.capture.graph import BlockPlacement, CapturedGraph, GraphNode, GraphValue
+from podrun.poptorch.capture.graph import (
+    CUSTOM,
+    BlockPlacement,
+    CapturedGraph,
+    GraphNode,
+    GraphValue,
+    Subgraph,
+)
 from podrun.runtime.graph import NOWHERE, Hints, Model, Node, OperatorGraph, Place, TensorType, VariableGroups
 from podrun.runtime.operators import Context, Operator, OperatorFunction
 
@@ -328,6 +335,20 @@ class AtenOperators:
     def lookup(self, node: Node) -> Operator:
         """The function of a node. What the table of ATen operators lacks is refused when it runs."""
         return Operator(node.domain, node.op_type, 1, _FUNCTIONS.get(node.op_type, _run))
+
+    def meaning(self, nodes: Iterable[Node]) -> str | None:
+        """See `podrun.runtime.operators.OperatorTable`: captured nodes say all, but for custom operators."""
+        captured = (node[CAPTURED] for node in nodes if CAPTURED in node.attributes)
+        return None if any(map(_is_custom, captured)) else "aten"
+
+
+def _is_custom(argument: object) -> bool:
+    """Whether a captured operator, or one of the graphs that it runs, calls a function that was registered."""
+    if isinstance(argument, GraphNode):
+        return argument.operator == CUSTOM or _is_custom((argument.arguments, (*argument.keywords.values(),)))
+    if isinstance(argument, Subgraph):
+        return any(map(_is_custom, argument.nodes))
+    return isinstance(argument, tuple) and any(map(_is_custom, argument))
 
 
 ATEN_OPERATORS = AtenOperators()

@@ -15,7 +15,7 @@ from jax import Array, lax
 
 from podrun.numerics.gradients import with_gradient
 from podrun.numerics.precision import widen
-from podrun.poptorch.capture.graph import COMPARED, Subgraph
+from podrun.poptorch.capture.graph import COMPARED, CUSTOM, Subgraph
 from podrun.poptorch.operators.products import product
 from podrun.poptorch.operators.table import Call, Sizes, aten, aten_expressions, axis, run_aten
 from podrun.runtime.graph import Node
@@ -71,7 +71,7 @@ def compared(call: Call, *operands: Array) -> Array:
     return jnp.where(wrong, jnp.nan, 0.0).astype(jnp.float32)
 
 
-@aten("podrun.custom.default", kind="CustomOp")
+@aten(CUSTOM, kind="CustomOp")
 def custom(
     call: Call,
     inputs: Sequence[Array],

@@ -7,8 +7,9 @@ numbers. Functions are registered by the modules of this room (`computes`).
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from typing import Any
 
@@ -50,6 +51,8 @@ class Handler:
 
 
 HANDLERS: dict[str, Handler] = {}
+USER_OPERATOR = "Podrun:user_op"
+"""Operation that calls a function of the user's program."""
 
 
 def computes(
@@ -87,6 +90,7 @@ def tracing_gradients() -> Iterator[None]:
         _FOR_GRADIENTS.reset(token)
 
 
+@functools.cache
 def load_table() -> None:
     """Let `HANDLERS` be complete."""
     for family in FAMILIES:
@@ -98,10 +102,14 @@ class TensorFlowOperators:
 
     def __init__(self, nan_on_overflow: bool = False) -> None:
         self.halves = HalfPrecision(nan_on_overflow)
-        load_table()
+
+    def meaning(self, nodes: Iterable[Node]) -> str | None:
+        """See `podrun.runtime.operators.OperatorTable`."""
+        return None if any(node.op_type == USER_OPERATOR for node in nodes) else repr(self.halves)
 
     def lookup(self, node: Node) -> Operator:
         """The function of a node. `UnimplementedError` for an unknown type, or an attribute that it does not know."""
+        load_table()
         handler = HANDLERS.get(node.op_type)
         if handler is None:
             raise UnimplementedError(
@@ -113,7 +121,7 @@ class TensorFlowOperators:
             raise UnimplementedError(
                 f"{node.describe()}: podrun does not know the attribute {unknown[0]!r} of {node.op_type}."
             )
-        fixed = node.op_type != "Podrun:user_op"
+        fixed = node.op_type != USER_OPERATOR
         function, halves = handler.function, self.halves
         if node.op_type in EXACT:
             return Operator(DOMAIN, node.op_type, 1, function, handler.folds, handler.random, fixed)

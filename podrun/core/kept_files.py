@@ -1,0 +1,111 @@
+"""What podrun keeps between runs in folders of the user's cache: by whom it was made, and how much of it stays.
+
+`made_by` says what a kept answer depends on beside its question: podrun's own files and the libraries that compute. It
+is part of the names of entries, so that no other version's answer is ever read. `KeptFolder` cuts a folder back to its
+limits, the least recently used files first; a reader calls `KeptFolder.used`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import podrun
+from podrun.core.environment import PODRUN_PLAN_CACHE, XLA_FLAGS, podrun_cache_directory
+from podrun.core.quick_dataclass import dataclass
+
+LIBRARIES = ("jax", "jaxlib", "numpy", "ml_dtypes")
+"""Libraries whose versions decide what is computed while a program is prepared."""
+OFF = ("", "off")
+"""Values of PODRUN_PLAN_CACHE with which nothing of a program is kept that was not asked for by name."""
+
+
+def kept_folder(name: str, environ: Mapping[str, str]) -> Path | None:
+    """The folder ``name`` of the user's cache; None if there is none, or if PODRUN_PLAN_CACHE switches it off."""
+    directory = podrun_cache_directory(environ)
+    if directory is None or environ.get(PODRUN_PLAN_CACHE, "on") in OFF:
+        return None
+    return directory / name
+
+
+def made_by(environ: Mapping[str, str]) -> str:
+    """A digest of podrun's files, of the versions of the `LIBRARIES` and of Python, and of what ``environ`` tells
+    them. Files count by name, size and time, as for Python's own bytecode.
+    """
+    told = sorted((n, v) for n, v in environ.items() if n.startswith("JAX_") or n == XLA_FLAGS)
+    return hashlib.sha256(repr((_installed(), told)).encode()).hexdigest()
+
+
+@cache
+def _installed() -> str:
+    files = sorted(_package_files(Path(podrun.__file__).resolve().parent, ""))
+    return repr((sys.version, [(name, _version(name)) for name in LIBRARIES], files))
+
+
+def _version(library: str) -> str:
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        return ""
+
+
+def _package_files(folder: Path, inside: str) -> Iterator[tuple[str, int, int]]:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            name = f"{inside}/{entry.name}"
+            if entry.name.endswith((".py", ".so")):
+                about = entry.stat()
+                yield name, about.st_size, about.st_mtime_ns
+            elif entry.name != "__pycache__" and entry.is_dir():
+                yield from _package_files(Path(entry.path), name)
+
+
+@dataclass(frozen=True, slots=True)
+class KeptFolder:
+    """The files of one kind in a folder, and its limits. ``ending``: of the files' names."""
+
+    path: Path
+    ending: str
+    most_bytes: int
+    most_files: int
+
+    def used(self, name: str) -> None:
+        """Note that a file was read, so that others go before it."""
+        with contextlib.suppress(OSError):
+            os.utime(self.path / name)
+
+    def note_written(self, size: int) -> None:
+        """Note that a file of so many bytes was written. The folder is cut back once in a while: it may hold ten
+        thousand files, and a large model writes dozens."""
+        count, total = _written.get(self.path, (self.most_files, self.most_bytes))
+        count, total = count + 1, total + size
+        if count * 16 < self.most_files and total * 16 < self.most_bytes:
+            _written[self.path] = (count, total)
+            return
+        _written[self.path] = (0, 0)
+        self.cut_back()
+
+    def cut_back(self) -> None:
+        """Drop the least recently used files until the rest is few and small enough."""
+        entries = []
+        for path in self.path.glob(f"*{self.ending}"):
+            with contextlib.suppress(OSError):
+                about = path.lstat()
+                entries.append((about.st_mtime_ns, about.st_size, path))
+        left, total = len(entries), sum(size for _, size, _ in entries)
+        for _, size, path in sorted(entries):
+            if left <= self.most_files and total <= self.most_bytes:
+                return
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+            left, total = left - 1, total - size
+
+
+_written: dict[Path, tuple[int, int]] = {}
+"""Files and bytes that this process has put into a folder since it last looked through all of it."""
