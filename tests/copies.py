@@ -17,6 +17,7 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -27,6 +28,7 @@ MODULES = (
     "podrun.device.service.server",
     "podrun.device.host.connecting",
     "podrun.device.xla.networks",
+    "podrun.partition.commands.vipu_admin",
     "tests.device.conftest",
     "tests.device.pods",
     "tests.device.programs",
@@ -39,7 +41,8 @@ START_SECONDS = 120.0
 class CopiedProcess:
     """A process that runs ``code``, with ``words`` as its arguments; like `subprocess.Popen` with pipes and text.
 
-    ``err``: its standard error; that of this process by default.
+    ``cwd``: where, in the folder of this project by default. ``err``: its standard error, by default that of this
+    process.
     """
 
     def __init__(
@@ -48,13 +51,14 @@ class CopiedProcess:
         words: Sequence[str] = (),
         *,
         env: Mapping[str, str] | None = None,
+        cwd: Path = ROOT,
         err: IO[str] | None = None,
     ) -> None:
         self.returncode: int | None = None
         self._answers, answering = socket.socketpair()
         (its_in, to), (of, its_out) = os.pipe(), os.pipe()
         try:
-            request = json.dumps([code, list(words), dict(os.environ if env is None else env)])
+            request = json.dumps([code, list(words), str(cwd), dict(os.environ if env is None else env)])
             files = [answering.fileno(), its_in, its_out, 2 if err is None else err.fileno()]
             socket.send_fds(_first(), [request.encode()], files)
         finally:
@@ -91,6 +95,27 @@ class CopiedProcess:
         self.stdin.close()
         self.wait(timeout)
         self.stdout.close()
+
+
+def run_copied(
+    code: str,
+    words: Sequence[str] = (),
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: Path = ROOT,
+    timeout: float = 60.0,
+) -> subprocess.CompletedProcess[str]:
+    """Run such a process to its end, like `subprocess.run`. What it prints has to fit a pipe; errors need not."""
+    with tempfile.TemporaryFile("w+") as err:
+        process = CopiedProcess(code, words, env=env, cwd=cwd, err=err)
+        try:
+            process.wait(timeout)
+            out = process.stdout.read()
+            err.seek(0)
+            return subprocess.CompletedProcess([code, *words], process.wait(), out, err.read())
+        finally:
+            process.kill()
+            process.communicate(timeout)
 
 
 @functools.cache
@@ -173,7 +198,8 @@ def _become(request: bytes, files: Sequence[int]) -> Callable[[], None]:
     for number, file in enumerate(files):
         os.dup2(file, number)
         os.close(file)
-    code, words, environ = json.loads(request)
+    code, words, cwd, environ = json.loads(request)
+    os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environ)
     sys.argv = ["-c", *words]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import jax
@@ -15,6 +14,7 @@ from podrun.compiler import cache as digests
 from podrun.device.xla import kept_pieces, pieces
 from podrun.device.xla.clients import instruction_set, processor_name
 from podrun.device.xla.pieces import PieceCache
+from tests.copies import run_copied
 
 from .test_clients import SMALL, operands, piece
 
@@ -117,18 +117,18 @@ def compute(directory: str) -> None:
 def test_code_for_one_instruction_set_is_not_used_under_another(tmp_path):
     """XLA reads its flags once a process. Both ways round, and again: what was compiled for it is found."""
     wide = processor_name(Path("/proc/cpuinfo").read_text(encoding="utf-8"), {}).split("-")[0]
+    code = "import sys\nfrom tests.device import test_instruction_set as t\nt.compute(sys.argv[1])"
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+
+    def child(flags: dict[str, str]) -> subprocess.CompletedProcess[str]:
+        return run_copied(code, [str(tmp_path)], env=environment | flags, timeout=120)
+
+    assert "Unknown flag" in child({"XLA_FLAGS": "--xla_no_flag=1"}).stderr, (
+        "children do not read their flags"
+    )
     said = []
     for limit in (None, "SSE4_2", None, "SSE4_2"):
-        environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-        environment |= {} if limit is None else {"XLA_FLAGS": f"--xla_cpu_max_isa={limit}"}
-        command = f"from tests.device import test_instruction_set as t; t.compute({str(tmp_path)!r})"
-        done = subprocess.run(
-            [sys.executable, "-c", command],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            env=environment,
-        )
+        done = child({} if limit is None else {"XLA_FLAGS": f"--xla_cpu_max_isa={limit}"})
         assert done.returncode == 0, done.stderr
         said.append(done.stdout.split())
     assert said == [["0", wide], ["0", "sse4_2"], ["1", wide], ["1", "sse4_2"]]

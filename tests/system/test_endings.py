@@ -60,39 +60,11 @@ def test_ctrl_c_while_stepping(pod: Commands) -> None:
     wait_until(lambda: detached(pod), 60, "the machines notice that the processes are gone")
 
 
-def test_podrun_stop_ends_a_launch_as_ctrl_c_does(pod: Commands) -> None:
-    process = pod.start(*RUN, SMALL, "1000000")
-    until_stepping(process)
-    listed = pod.run("podrun", "ps")
-    assert f" {PARTITION} " in listed.stdout
-    assert "podrun --num-replicas=16" in listed.stdout
-    stopped = pod.run("podrun", "stop", PARTITION)
-    assert (stopped.returncode, stopped.stdout) == (0, f"{PARTITION} ended\n"), stopped.stderr
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 143
-    assert "SIGTERM: all instances were ended" in err
-    wait_until(lambda: detached(pod), 60, "the machines notice that the processes are gone")
-    again = pod.run("podrun", "stop", PARTITION)
-    assert again.returncode == 2
-    assert f"vipu remove partition {PARTITION}" in again.stderr
-
-
 def test_what_services_keep_on_disk_is_the_users_alone(pod: Commands) -> None:
     """Ray opens its own directory, with the sockets in it, to everybody: ours around it is closed."""
     found = [Path(d) for entry in Registry(pod.runtime).entries() for d in entry.directories]
     assert found
     assert {oct(directory.stat().st_mode & 0o777) for directory in [pod.runtime, *found]} == {"0o700"}
-
-
-def test_a_partition_in_use_is_not_taken_away(pod: Commands) -> None:
-    process = pod.start(*RUN, SMALL, "1000000")
-    until_stepping(process)
-    refused = pod.run(*RUN, SMALL)
-    assert refused.returncode == 2
-    assert f"partition {PARTITION} is in use by process" in refused.stderr
-    process.terminate()
-    process.communicate(timeout=60)
-    assert process.returncode == 143
 
 
 def test_partition_rules(pod: Commands) -> None:

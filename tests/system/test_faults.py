@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 import pytest
@@ -100,20 +99,3 @@ def test_a_fault_that_does_not_strike_fails_its_launch_and_spares_the_next(pod: 
     longer = pod.run(*RUN, "--reset-partition=no", SMALL, "60")
     assert longer.returncode == 0, longer.stderr
     assert pod.run(*RUN, "--fault", f"{fault}:optional", SMALL, "5").returncode == 0
-
-
-def test_monitor_sees_the_partition_and_the_attached_processes(pod: Commands) -> None:
-    process = pod.start(*RUN, "--num-instances=2", SMALL, "1000000")
-    assert process.stdout is not None
-    while "stepping" not in (line := process.stdout.readline()):
-        assert line, process.communicate()
-    seen = pod.run("gc-monitor", "--json")
-    assert seen.returncode == 0, seen.stderr
-    data = json.loads(seen.stdout)
-    text = pod.run("gc-monitor").stdout
-    process.terminate()
-    process.communicate(timeout=60)
-    assert process.returncode == 143
-    assert [p["name"] for p in data["partitions"]] == [PARTITION]
-    assert seen.stdout.count('"PID"') == 16
-    assert "small.py" in text

@@ -14,9 +14,16 @@ import pytest
 from podrun.partition.server.event_log import BOUNDS_S
 from tests.certificates import MISSING, Authority
 from tests.conftest import Commands
+from tests.copies import run_copied
 
 pytestmark = pytest.mark.system
 SECONDS = 60.0
+VIPU_ADMIN = """
+import sys
+from podrun.commands import vipu_admin
+sys.argv[0] = "vipu-admin"
+sys.exit(vipu_admin())
+"""
 
 
 def line_with(process: subprocess.Popen[str], words: str) -> str:
@@ -151,9 +158,11 @@ def test_users_and_tls_from_a_shell(commands: Commands, tmp_path: Path) -> None:
     admin = line_with(server, "secure: the first user is admin").split("--config ")[1].split()[0]
 
     def run(*words: str, made: dict[str, str] | None = files) -> subprocess.CompletedProcess[str]:
-        return commands.run("vipu-admin", *(tls(made) if made else ()), *words, timeout=SECONDS)
+        words = (*(tls(made) if made else ()), *words)
+        return run_copied(VIPU_ADMIN, words, env=commands.environment(), cwd=commands.home, timeout=SECONDS)
 
-    assert run("--config", admin, "list", "partitions").returncode == 0
+    listed = commands.run("vipu-admin", *tls(files), "--config", admin, "list", "partitions", timeout=SECONDS)
+    assert listed.returncode == 0, listed.stderr
     plain = run("--config", admin, "list", "partitions", made=None)
     assert (plain.returncode, "TLS" in plain.stderr, "Traceback" in plain.stderr) == (1, True, False)
     stranger = run("--config", admin, "list", "partitions", made=foreign)

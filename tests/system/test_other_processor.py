@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from podrun.device.xla.clients import processor_name
+from tests.copies import run_copied
 
 ROOT = Path(__file__).resolve().parents[2]
 OTHER = {"avx512": "AVX2", "avx2": "AVX"}
@@ -41,7 +42,7 @@ def test_a_large_piece_is_computed_there():
         "t.test_a_piece_of_either_size_computes_what_numpy_does(t.LARGE)\n"
         "print(instruction_set())\n"
     )
-    done = _run(["-c", script], environment, 60)
+    done = run_copied(script, env=environment)
     assert done.stdout.startswith(f"{OTHER[level].lower()}-"), done.stderr
 
 
