@@ -80,12 +80,8 @@ def _changed_by_the_front_end() -> list[tuple[Any, tuple[str, ...]]]:
     from podrun.private_apis.tensorflow import private_module
     from podrun.tensorflow.execution.eager_devices import function_type
     from podrun.tensorflow.execution.placed_devices import changed_classes
-    from podrun.tensorflow.keras.accumulating_optimizers import (
-        OPTIMIZER_MODULES,
-        OPTIMIZER_NAMES,
-        SCALING_MODULES,
-    )
     from podrun.tensorflow.keras.extensions import ADDED
+    from podrun.tensorflow.keras.optimizer_names import OPTIMIZER_MODULES, OPTIMIZER_NAMES, SCALING_MODULES
 
     def load(name: str) -> Any:
         return importlib.import_module(name)

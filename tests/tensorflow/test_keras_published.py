@@ -309,3 +309,28 @@ def test_optimizers_of_version_1_accumulate(two_replicas: None) -> None:
         model.fit(POINTS, TARGETS, batch_size=4, shuffle=False, verbose=0)
         close(model, trained(4, lambda g: sum(g) / 2, 4))
         assert int(model.optimizer.iterations.numpy()) == 2
+
+
+def test_gradients_that_an_optimizer_computes_itself_accumulate(one_ipu: None) -> None:
+    """Of version 1 ``compute_gradients``, of Keras ``get_gradients``: an optimizer of a program, or of the SDK."""
+    import tensorflow as tf
+    from tensorflow import keras
+
+    from podrun.tensorflow.sdk.wrapping_optimizers import MapGradientOptimizer
+
+    class Doubling(tf.compat.v1.train.GradientDescentOptimizer):
+        def compute_gradients(self, loss: tf.Tensor, *args: object, **kwargs: object) -> list[object]:
+            return [(2 * g, v) for g, v in super().compute_gradients(loss, *args, **kwargs)]
+
+    class KerasDoubling(keras.optimizers.SGD):
+        def get_gradients(self, loss: tf.Tensor, params: list[tf.Variable]) -> list[tf.Tensor]:
+            return [2 * g for g in super().get_gradients(loss, params)]
+
+    plain = tf.compat.v1.train.GradientDescentOptimizer(0.1)
+    mapping = MapGradientOptimizer(plain, lambda gradient, variable: 2 * gradient)
+    for optimizer in (Doubling(0.1), mapping, KerasDoubling(0.1)):
+        model = linear()
+        model.compile(optimizer, "mse", steps_per_execution=4)
+        model.set_gradient_accumulation_options(2, "mean")
+        model.fit(POINTS, TARGETS, batch_size=4, shuffle=False, verbose=0)
+        close(model, trained(4, lambda g: sum(g), 2))

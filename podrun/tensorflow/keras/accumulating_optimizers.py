@@ -1,7 +1,7 @@
-"""Keras' optimizers for models on IPUs: gradient accumulation, and the names of the SDK's TensorFlow.
+"""Keras' optimizers for models on IPUs: gradient accumulation.
 
-Programs for IPUs were written when ``keras.optimizers.Adam`` was what Keras now calls ``keras.optimizers.legacy.Adam``.
-Gradient accumulation changes that family, so the plain names, and names given as strings, mean it again.
+It changes the family that Keras now calls ``keras.optimizers.legacy``, that which programs for IPUs were written with,
+and the wrapper of optimizers of version 1; others are refused where gradients accumulate.
 """
 
 from __future__ import annotations
@@ -27,16 +27,6 @@ if TYPE_CHECKING:
     from tf_keras import Model
     from tf_keras.optimizers.legacy import Optimizer
 
-OPTIMIZER_MODULES = (
-    "tf_keras.optimizers",
-    "tf_keras.api._v2.keras.optimizers",
-    "tensorflow.keras.optimizers",
-)
-"""The modules in which programs find optimizers."""
-SCALING_MODULES = tuple(name.replace(".optimizers", ".mixed_precision") for name in OPTIMIZER_MODULES)
-"""The modules in which programs find the optimizer that scales losses."""
-OPTIMIZER_NAMES = ("Adadelta", "Adagrad", "Adam", "Adamax", "Ftrl", "Nadam", "Optimizer", "RMSprop", "SGD")
-"""The names that both families have."""
 WhichAccumulation = Callable[[], Accumulation | None]
 _ACCUMULATING: dict[int, WhichAccumulation] = {}
 """Optimizer -> the accumulation of the model whose step is being traced."""
@@ -89,7 +79,7 @@ def accumulating(model: Model, which: WhichAccumulation | None) -> Iterator[None
     plain = optimizer.apply_gradients  # On the object, where programs may have set another one.
     own = "apply_gradients" in vars(optimizer) or of_program(plain)
     standing: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-    if isinstance(optimizer, _families()) and own:
+    if isinstance(optimizer, accumulating_families()) and own:
         # The method of a program is called once for an update, with what is accumulated.
         update = functools.partial(_own_update, optimizer, plain)
         update.__signature__ = inspect.signature(plain)  # type: ignore[attr-defined]
@@ -124,7 +114,7 @@ def _checked(optimizer: Optimizer, which: WhichAccumulation) -> Accumulation | N
 
 def check_accumulates(optimizer: Optimizer) -> None:
     """ValueError or NotImplementedError for an optimizer whose gradients cannot be accumulated."""
-    legacy, scaled = _families()
+    legacy, scaled = accumulating_families()
     if isinstance(optimizer, _version_1()):
         return
     if not issubclass(type(optimizer), (legacy, scaled)):
@@ -140,14 +130,14 @@ def check_accumulates(optimizer: Optimizer) -> None:
         )
 
 
-def _families() -> tuple[type[Optimizer], type[Optimizer]]:
+def accumulating_families() -> tuple[type[Optimizer], type[Optimizer]]:
     """Keras' optimizers that accumulate: the base class, and the one that scales the loss of such an optimizer."""
     legacy = importlib.import_module("tf_keras.src.optimizers.legacy.optimizer_v2").OptimizerV2
     scaled = importlib.import_module("tf_keras.src.mixed_precision.loss_scale_optimizer").LossScaleOptimizer
     return legacy, scaled
 
 
-def _new_families() -> tuple[type[Optimizer], type[Optimizer]]:
+def _newaccumulating_families() -> tuple[type[Optimizer], type[Optimizer]]:
     """Keras' new optimizers, which are refused where gradients accumulate (`_checked`)."""
     plain = importlib.import_module("tf_keras.src.optimizers.optimizer").Optimizer
     scaled = importlib.import_module("tf_keras.src.mixed_precision.loss_scale_optimizer").LossScaleOptimizerV3
@@ -156,16 +146,36 @@ def _new_families() -> tuple[type[Optimizer], type[Optimizer]]:
 
 def install_accumulation() -> None:
     """Optimizers accumulate where the model that is being traced says so, or are refused."""
-    for family in (*_families(), *_new_families()):
+    for family in (*accumulating_families(), *_newaccumulating_families()):
         if "apply_gradients" in vars(family):
             replace_method(family, "apply_gradients", accumulated)
     replace_method(_version_1(), "apply_gradients", _accumulated_of_version_1)
+    for kind in (_version_1(), accumulating_families()[0]):
+        replace_method(kind, "minimize", _minimized)
 
 
 def _version_1() -> type[Optimizer]:
     """Keras' wrapper of optimizers of version 1."""
     kind: type[Optimizer] = importlib.import_module("tf_keras.src.optimizers.optimizer_v1").TFOptimizer
     return kind
+
+
+def _minimized(
+    optimizer: Optimizer, plain: Replacement, loss: object, var_list: object, *args: object, **kwargs: object
+) -> object:
+    """Keras' step, or, where the model that is traced accumulates, one with the gradients that the optimizer itself
+    computes: ``compute_gradients`` of version 1, or a program's own ``get_gradients``, as in the SDK.
+    """
+    if id(optimizer) in _ACCUMULATING and not callable(loss):
+        variables = tf.nest.flatten(var_list)
+        if isinstance(optimizer, _version_1()):
+            own = optimizer.optimizer.compute_gradients
+            if getattr(own, "__func__", None) is not tf.compat.v1.train.Optimizer.compute_gradients:
+                return optimizer.apply_gradients(own(loss, variables))
+        elif of_program(optimizer.get_gradients):
+            gradients = optimizer.get_gradients(loss, variables)
+            return optimizer.apply_gradients(zip(gradients, variables, strict=True))
+    return plain(optimizer, loss, var_list, *args, **kwargs)
 
 
 def _accumulated_of_version_1(
@@ -342,51 +352,3 @@ def _program_of_mini_batches() -> IpuGraph | None:
             return None
         graph = graph.outer_graph
     return program
-
-
-def install_optimizer_names() -> None:
-    """Let the plain names mean the family of the SDK's TensorFlow. AdamW and others of the new family alone stay."""
-    source = importlib.import_module("tf_keras.src.optimizers")
-    legacy = importlib.import_module("tf_keras.optimizers.legacy")
-    plain_get = source.get
-    known = {name.lower() for name in OPTIMIZER_NAMES}
-
-    def get(identifier: object, **kwargs: object) -> object:
-        if isinstance(identifier, str) and identifier.lower() in known:
-            kwargs.setdefault("use_legacy_optimizer", True)
-        return plain_get(identifier, **kwargs)
-
-    get.__doc__ = plain_get.__doc__
-    source.get = get  # type: ignore[attr-defined]
-    for name in OPTIMIZER_MODULES:
-        module = importlib.import_module(name)
-        for optimizer in OPTIMIZER_NAMES:
-            setattr(module, optimizer, getattr(legacy, optimizer))
-        module.get = get  # type: ignore[attr-defined]
-    scaled = _families()[1]
-    replace_method(type(scaled), "__call__", _scaling_optimizer)
-    replace_method(type(scaled), "__instancecheck__", _is_scaling)
-    for name in SCALING_MODULES:
-        importlib.import_module(name).LossScaleOptimizer = scaled  # type: ignore[attr-defined]
-
-
-def _scaling_optimizer(
-    kind: type, plain: Replacement, inner: object, *args: object, **kwargs: object
-) -> object:
-    """Make an optimizer that scales losses. The class that programs name is that of legacy optimizers, as in the SDK's
-    Keras, so that they can derive from it; it makes the other one where the inner optimizer is of the new family.
-    """
-    legacy, scaled = _families()
-    if kind is scaled and not isinstance(inner, legacy):
-        kind = importlib.import_module(scaled.__module__).BaseLossScaleOptimizer
-    return plain(kind, inner, *args, **kwargs)
-
-
-def _is_scaling(kind: type, plain: Replacement, optimizer: object) -> bool:
-    """Whether an object is of a class of optimizers that scale losses: the class that programs name stands for both
-    families, as the class that Keras names does.
-    """
-    _, scaled = _families()
-    if kind is scaled:
-        kind = importlib.import_module(scaled.__module__).BaseLossScaleOptimizer
-    return bool(plain(kind, optimizer))

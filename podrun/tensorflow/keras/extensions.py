@@ -14,7 +14,6 @@ import tensorflow as tf
 from podrun.tensorflow.keras.accumulating_optimizers import (
     Replacement,
     install_accumulation,
-    install_optimizer_names,
     of_program,
     on_ipu,
     replace_method,
@@ -22,6 +21,7 @@ from podrun.tensorflow.keras.accumulating_optimizers import (
 from podrun.tensorflow.keras.data_rules import check_model_data, install_data_rules, replicas_of
 from podrun.tensorflow.keras.model_options import ModelExtension, options_of
 from podrun.tensorflow.keras.model_programs import ModelProgram
+from podrun.tensorflow.keras.optimizer_names import install_optimizer_names
 from podrun.tensorflow.keras.reported_values import BatchCallbacks, held_back, hold_back
 from podrun.tensorflow.keras.saved_options import install_saving
 from podrun.tensorflow.keras.stage_assignment import is_functional, is_sequential
