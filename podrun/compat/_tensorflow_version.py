@@ -160,6 +160,8 @@ _KERAS_RUNS = {
     "callbacks", "evaluate", "load_model", "predict", "predict_on_batch", "test_on_batch", "train_on_batch",
 }  # fmt: skip
 """The same beside ``keras``; its layers and initializers alone are as often built into a session's graph."""
+_ESTIMATORS = {"Estimator", "IPUEstimator", "IPUPipelineEstimator"}
+"""Whose methods ``evaluate`` and ``predict`` are in programs that have one, and which build graphs."""
 _WITHOUT_RESULTS = {
     "compat", "python", "errors", "DType", "Tensor", "TensorShape", "version", "__version__", "bool",
     "float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "string", "bfloat16",
@@ -180,7 +182,8 @@ def uses_sessions_alone(trees: Sequence[ast.AST]) -> bool:
     plain = {name for tree in trees for name in _used_names(tree, "tensorflow")}
     plain |= {name.split(".")[1] for name in imported if name.startswith("tensorflow.")} - {""}
     used = _attributes(trees)
-    if used & _VERSION_2 or ("keras" in used | plain and used & _KERAS_RUNS):
+    runs = _KERAS_RUNS - {"evaluate", "predict"} if used & _ESTIMATORS else _KERAS_RUNS
+    if used & _VERSION_2 or ("keras" in used | plain and used & runs):
         return False
     return plain <= _WITHOUT_RESULTS | {"compiler"}
 

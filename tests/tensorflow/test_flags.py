@@ -81,6 +81,12 @@ def test_programs_with_sessions_alone_are_of_version_1() -> None:
         ("tf.Session(); model.fit(x)", False),
         ("tf.Session(); tf.keras.layers.Dense(1)", True),
         ("tf.Session(); tf.keras.layers.Dense(1); model.predict(x)", False),
+        (
+            "tf.Session(); tf.keras.layers.Dense(1)\n"
+            "ipu.ipu_pipeline_estimator.IPUPipelineEstimator(fn).evaluate(x)",
+            True,
+        ),
+        ("tf.Session(); tf.keras.layers.Dense(1); tf.estimator.Estimator(fn).fit(x)", False),
         ("from tensorflow import keras\ntf.Session(); keras.layers.Dense(1)", True),
         ("from tensorflow import keras\ntf.Session(); keras.models.load_model('m')", False),
         ("tf.Session(); print(x.numpy())", False),
