@@ -39,6 +39,7 @@ class PrivateUse:
 
 _CONVOLUTIONS = "convolutions are XLA's own, which are slower; one message says so"
 _LOAD = "every process lowers all pieces again, also those in the cache"
+_READ = "compiled pieces are read from the cache as XLA writes them, which takes longer"
 _COMPILE = "programs cannot be compiled; the error names it"
 USES = (
     PrivateUse("jaxlib.xla_client.make_cpu_client", "podrun's own XLA clients", "nothing can be computed"),
@@ -72,6 +73,10 @@ USES = (
     PrivateUse(
         "jax._src.compilation_cache.extract_executable_and_time", "compiled pieces in XLA's cache", _LOAD
     ),
+    PrivateUse(
+        "jax._src.compilation_cache.combine_executable_and_time", "kept pieces without insides", _READ
+    ),
+    PrivateUse("jax._src.compilation_cache.compress_executable", "kept pieces without insides", _READ),
     PrivateUse("jax._src.compiler._cache_read", "names of compiled pieces in XLA's cache", _LOAD),
     PrivateUse("jax._src.lib._jax.DeviceList", "the device of a compiled piece", _LOAD),
     PrivateUse("jax._src.export._export._module_to_bytecode", "StableHLO without source locations", _COMPILE),

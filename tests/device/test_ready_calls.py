@@ -16,7 +16,7 @@ from podrun.core.executable import Computation
 from podrun.device.xla import clients, pieces, ready_calls
 from podrun.device.xla.clients import one_thread_device, two_thread_device
 from podrun.device.xla.pieces import Piece, PieceCache
-from podrun.private_apis import find_name
+from podrun.private_apis import find_name, xla_executables
 from podrun.private_apis import jax as private_jax
 
 pytestmark = pytest.mark.usefixtures("no_cache_of_jax")
@@ -133,6 +133,23 @@ def test_a_damaged_file_is_not_used(file: str, tmp_path: Path, lowered: list[str
     assert lowered == ["mixed", "mixed"]  # It was repaired.
 
 
+@pytest.mark.parametrize("damage", ["", "*.code", "*-cache"])
+def test_a_large_one_is_read_from_a_file_with_less(
+    damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lowered: list[str]
+) -> None:
+    monkeypatch.setattr(xla_executables, "WORTH_REDUCING", 0)
+    what = computation()
+    right = results(PieceCache(tmp_path).piece(what, ()))
+    ((code,), (entry,)) = ([*tmp_path.rglob(pattern)] for pattern in ("*.code", "*-cache"))
+    assert code.stat().st_size < entry.stat().st_size
+    if damage:
+        spoil(code if damage == "*.code" else entry)
+    assert results(PieceCache(tmp_path).piece(what, ())) == right
+    assert lowered == ["mixed"] * (2 if damage == "*.code" else 1)
+    assert results(PieceCache(tmp_path).piece(what, ())) == right
+    assert lowered == ["mixed"] * (2 if damage == "*.code" else 1)  # It was repaired.
+
+
 def test_another_podrun_makes_it_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lowered: list[str]
 ) -> None:
@@ -166,7 +183,7 @@ def test_the_digest_is_of_the_code_that_makes_a_piece(monkeypatch: pytest.Monkey
     }
     text = "".join(path.read_text() for path in here.glob("*.py"))
     imported = {path for name, path in private.items() if f"\nfrom {name} import" in text}
-    assert {"jax.py", "jax_exports.py"} <= {path.name for path in imported}
+    assert {"jax.py", "jax_exports.py", "xla_executables.py"} <= {path.name for path in imported}
     for changed in (here / "rewrite.py", here / "matrix_products.py", *imported):
         monkeypatch.setattr(
             Path, "read_bytes", lambda path, changed=changed: read(path) + (b"#" if path == changed else b"")

@@ -86,6 +86,11 @@ def read_note(folder: Path, key: str) -> tuple[CallNote, bytes] | None:
     return note, entry
 
 
+def code_file(key: str) -> str:
+    """The name of a file with a piece's code, where that is not the entry of XLA's cache."""
+    return f"{key}-{CODE[:_SHOWN]}.code"
+
+
 def array_kinds(arrays: Sequence[object]) -> list[ArrayKind] | None:
     """Shapes and dtypes of what has both; None if a name does not say the dtype."""
     kinds: list[ArrayKind] = []
@@ -108,7 +113,12 @@ def code_digest() -> str:
     digest = hashlib.sha256(" ".join(versions).encode())
     files = [*sorted(here.glob("*.py")), *sorted(here.glob("*.so"))]
     private = here.parent.parent / "private_apis"
-    for path in (*files, private / "__init__.py", *sorted(private.glob("jax*.py"))):
+    for path in (
+        *files,
+        private / "__init__.py",
+        *sorted(private.glob("jax*.py")),
+        private / "xla_executables.py",
+    ):
         digest.update(path.name.encode() + hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()
 
