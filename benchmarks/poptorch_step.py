@@ -11,7 +11,8 @@ the medians. Losses of the first steps must agree, or the run fails.
 
 ``--prepare``: instead, how long capture and compiling take of BERT-base for training on four IPUs (pipelined,
 accumulation 7) and of ResNet-50, each in a fresh process with empty caches and in another with what the first
-has left, and how long the capture of BERT-base takes.
+has left, and how long the capture of BERT-base takes. Python's bytecode is there, as pip leaves it: a process before
+these writes it.
 """
 
 from __future__ import annotations
@@ -146,13 +147,16 @@ def prepare_one(name: str) -> None:
 
     sys.modules["poptorch"] = __import__("podrun.poptorch", fromlist=["poptorch"])
     import poptorch
-    from poptorch_networks import bert_base_on_four_ipus, resnet50
+    from poptorch_networks import NETWORKS, bert_base_on_four_ipus, resnet50
 
     from podrun.poptorch.executor import executor
     from podrun.poptorch.operators import table  # noqa: F401  JAX's import is no part of preparing.
 
     torch.manual_seed(0)
-    model, samples = bert_base_on_four_ipus() if name == "bert_base" else resnet50()
+    if name == "mlp":
+        model, samples = NETWORKS[name].make(), NETWORKS[name].samples(1)
+    else:
+        model, samples = bert_base_on_four_ipus() if name == "bert_base" else resnet50()
     options = poptorch.Options()
     options.enableExecutableCaching(os.environ["PODRUN_CACHE_DIR"])
     if name == "bert_base":
@@ -180,23 +184,29 @@ def prepare(match: str) -> dict[str, float]:
     for name in ("bert_base", "resnet50"):
         if match not in name:
             continue
-        with tempfile.TemporaryDirectory() as caches:
-            environment = os.environ | {"PODRUN_CACHE_DIR": caches}
+        with tempfile.TemporaryDirectory() as folder:
+            caches, bytecode = (os.path.join(folder, kind) for kind in ("caches", "bytecode"))
+            prepare_alone("mlp", os.path.join(folder, "others"), bytecode)
             for state in ("cold", "cached"):
-                command = [sys.executable, __file__, "--worker", "prepare", "--match", name]
-                found = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-                lines = [line for line in found.stdout.splitlines() if line.startswith("@")]
-                if not lines:
-                    raise SystemExit(found.stderr)
-                made.update(
-                    zip(
-                        (f"{name}_{state}_{what}_s" for what in ("capture", "whole", "cpu")),
-                        json.loads(lines[0][1:]),
-                        strict=True,
-                    )
-                )
+                seconds = prepare_alone(name, caches, bytecode)
+                names = (f"{name}_{state}_{what}_s" for what in ("capture", "whole", "cpu"))
+                made.update(zip(names, seconds, strict=True))
                 print({k: round(v, 2) for k, v in made.items() if f"{name}_{state}" in k}, flush=True)
     return made
+
+
+def prepare_alone(name: str, caches: str, bytecode: str) -> list[float]:
+    """What `prepare_one` measures in a fresh process. ``bytecode``: where Python keeps its own."""
+    os.makedirs(caches, exist_ok=True)
+    environment = os.environ | {"PODRUN_CACHE_DIR": caches, "PYTHONPYCACHEPREFIX": bytecode}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    command = [sys.executable, __file__, "--worker", "prepare", "--match", name]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("@")]
+    if not lines:
+        raise SystemExit(done.stderr)
+    seconds: list[float] = json.loads(lines[0][1:])
+    return seconds
 
 
 def main() -> None:
