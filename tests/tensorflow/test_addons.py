@@ -194,6 +194,8 @@ def test_attention_and_lengths_in_version_1(time: int, batch: int, size: int, un
 
 
 def test_outputs_have_time_first_where_inputs_have_the_batch_first() -> None:
+    import tensorflow as tf
+
     from podrun.tensorflow.addons.time_major_layers import TimeMajorAttentionGru, TimeMajorDynamicGru
 
     x, attention = (_random.rand(*shape).astype(np.float32) for shape in ((2, 4, 3), (2, 4)))
