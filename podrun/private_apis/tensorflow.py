@@ -50,6 +50,8 @@ REQUIRED: dict[str, str] = {
     "client.session._FetchHandler": "tells what a session's run fetches",
     "client.session.BaseSession._make_callable_from_options": "draws elements of a queue at little cost",
     "autograph.impl.api.tf_convert": "turns loops of Python into loops of a graph",
+    "autograph.core.config.CONVERSION_RULES": "tells whose functions have no loops to turn",
+    "autograph.core.config.DoNotConvert": "tells that podrun's functions have none",
     "grappler.tf_optimizer.OptimizeGraph": "puts functions that a SavedModel calls in the place of their calls",
 }
 

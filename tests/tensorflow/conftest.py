@@ -88,6 +88,7 @@ def _changed_by_the_front_end() -> list[tuple[Any, tuple[str, ...]]]:
 
     model = load("tf_keras.src.engine.training").Model
     return [
+        (private_module("autograph.core.config"), ("CONVERSION_RULES",)),
         (private_module("ops.gradients_util"), ("_GradientsHelper",)),
         (tf.GradientTape, ("gradient",)),
         (

@@ -64,6 +64,33 @@ def test_a_loop_whose_only_use_of_a_queue_is_in_a_branch(ipu: Any) -> None:
         assert session.run(dequeued).tolist() == [0, 2, 4]
 
 
+def test_autograph_converts_functions_of_the_program_and_none_of_podruns(
+    ipu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+
+    from podrun.private_apis.tensorflow import private_module
+
+    module, modules = private_module("autograph.impl.api"), set()
+    convert = module._convert_actual
+
+    def noted(entity: Any, context: Any) -> Any:
+        modules.add(entity.__module__)
+        return convert(entity, context)
+
+    monkeypatch.setattr(module, "_convert_actual", noted)
+    queue = ipu.ipu_outfeed_queue.IPUOutfeedQueue()
+
+    def halved(x: Any) -> Any:
+        while x > 1:
+            x = x / 2
+            queue.enqueue(x)
+        return ipu.cross_replica_ops.cross_replica_sum(ipu.rand_ops.dropout(x, rate=0.0))
+
+    assert _run(ipu, halved, 6.0).numpy() == 0.75
+    assert queue.dequeue().numpy().tolist() == [3, 1.5, 0.75]
+    assert modules == {__name__}
+
+
 def test_both_branches_of_a_choice_give_to_one_queue(ipu: Any) -> None:
     """As in the SDK, which asks whether the graph around an operation has one already; a second choice of the same
     step would give a second element, which is refused.

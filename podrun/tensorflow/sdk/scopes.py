@@ -19,6 +19,7 @@ from podrun.tensorflow.capture.places import at_place
 from podrun.tensorflow.capture.program_graphs import (
     OUTSIDE,
     in_program,
+    leave_unconverted,
     outermost_program,
     read_variables_in_programs,
 )
@@ -142,6 +143,7 @@ def install_front_end() -> None:
     if missing:
         raise ImportError(f"this TensorFlow has no tensorflow.python.{missing[0]}, which podrun needs")
     flags()
+    leave_unconverted()
     install_cuts(differentiated_on_device)
     read_variables_in_programs(made_on_ipu)
     install_sessions()
