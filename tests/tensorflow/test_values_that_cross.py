@@ -33,6 +33,13 @@ def test_values_are_compared_bit_by_bit(one: object, other: object, same: bool) 
     assert not same_bits(truth, ~truth)
 
 
+def test_results_without_elements_have_a_row_for_each_replica() -> None:
+    from podrun.tensorflow.execution.step_values import rows_of_replicas
+
+    assert rows_of_replicas(np.zeros(0), 2, (0, 3)).shape == (2, 0, 3)
+    assert rows_of_replicas(np.zeros((2, 1, 3)), 2, (1, 3)).shape == (2, 1, 3)
+
+
 def test_tensorflow_gets_no_memory_that_it_would_write_to() -> None:
     from podrun.tensorflow.execution.step_values import not_taken_over
 

@@ -69,7 +69,8 @@ def _stateless_words(ctx: Context, node: Node, shape: Array, seed: Array, *more:
     """Every whole number of the type is as likely: seeds that programs split are drawn so."""
     words = jnp.asarray(seed).reshape(-1)
     key = jax.random.fold_in(jax.random.key(words[0]), words[-1])
-    return jax.lax.bitcast_convert_type(jax.random.bits(key, _sizes(ctx), jnp.uint32), node["output"])
+    narrowed = jax.dtypes.canonicalize_dtype(node["output"])  # An IPU has no type of 64 bits.
+    return jax.lax.bitcast_convert_type(jax.random.bits(key, _sizes(ctx), jnp.uint32), narrowed)
 
 
 @computes("StatelessRandomGetKeyCounter")
