@@ -191,10 +191,9 @@ def test_random_words_of_all_widths_have_the_shape_that_is_asked_for(ipu: Any, w
         words = tf.raw_ops.StatelessRandomUniformFullInt(shape=[64, 2], seed=seed, dtype=tf.as_dtype(width))
         return words, tf.cast(words // 2**16, tf.int32)
 
-    with ipu.ipu_strategy.IPUStrategyV1().scope() as strategy:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", UserWarning)
-            words, halves = strategy.run(program, args=[tf.constant([1, 2])])
+    with ipu.ipu_strategy.IPUStrategyV1().scope() as strategy, warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        words, halves = strategy.run(program, args=[tf.constant([1, 2])])
     assert words.shape == halves.shape == (64, 2)
     assert words.dtype == width
     assert len(np.unique(words)) > 100
