@@ -98,6 +98,7 @@ NAMES: dict[str, dict[str, str]] = {
         "multi_conv": "ipu_multi_conv",
         "sampled_softmax_loss": "ipu_sampled_softmax_loss",
         "nce_loss": "ipu_nce_loss",
+        "_compute_sampled_logits": "compute_sampled_logits",
         "ctc_beam_search_decoder": "label_paths_of_logits",
         "ctc_beam_search_decoder_with_log_probs": "label_paths_of_log_probs",
     },

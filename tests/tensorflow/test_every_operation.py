@@ -46,7 +46,6 @@ ELSEWHERE = {
     "Podrun:ctc_decode": _HERE + "test_the_best_labels_are_tensorflows",
     "UniformCandidateSampler": _HERE + "test_candidates_are_expected_as_often_as_in_tensorflow",
     "LogUniformCandidateSampler": _HERE + "test_candidates_are_expected_as_often_as_in_tensorflow",
-    "Podrun:log_uniform_sample": _HERE + "test_sampled_classes_are_log_uniform",
     "Podrun:replica_sum_over_count": _SDK + "test_collectives_between_replicas",
     "TensorListFromTensor": _HERE + "test_it_computes_what_tensorflow_does",
     "TensorListReserve": _HERE + "test_it_computes_what_tensorflow_does",
@@ -140,31 +139,6 @@ def test_the_best_labels_are_tensorflows() -> None:
         rows = tf.sparse.to_dense(path, default_value=-1).numpy()
         for sample, row in enumerate(rows):
             np.testing.assert_array_equal(labels[sample, place, : lengths[sample, place]], row[row >= 0])
-
-
-@pytest.mark.slow
-def test_sampled_classes_are_log_uniform() -> None:
-    from podrun.tensorflow.capture.markers import mark
-
-    def draw(unique: bool) -> Callable[[Any], Any]:
-        def drawn(x: Any) -> Any:
-            import tensorflow as tf
-
-            count = 9 if unique else COUNT
-            spec = [tf.TensorSpec([count], tf.int32)]
-            return mark("log_uniform_sample", [], spec, samples=count, unique=unique, classes=9)
-
-        return drawn
-
-    def values(unique: bool) -> np.ndarray:
-        one = RawCase("draw", "", {"x": np.zeros(1, np.float32)}, function=draw(unique), gradient=False)
-        return np.asarray(computed(one, False)[0])
-
-    assert sorted(values(True)) == list(range(9))
-    share = np.bincount(values(False), minlength=9) / COUNT
-    np.testing.assert_allclose(
-        share, np.log((np.arange(9) + 2) / (np.arange(9) + 1)) / np.log(10), atol=0.015
-    )
 
 
 @pytest.mark.parametrize("seeds", [4, pytest.param(30, marks=pytest.mark.slow)])

@@ -191,3 +191,41 @@ def test_operations_have_the_names_of_the_sdks_libraries(ipu: Any) -> None:
     np.testing.assert_array_equal(exchanged, [[*row[:2], *row[:2] + 1], [*row[2:], *row[2:] + 1]])
     np.testing.assert_array_equal(masked, again)
     np.testing.assert_allclose(soft, np.exp(row) / np.exp(row).sum(), rtol=1e-5)
+
+
+def test_losses_over_sampled_classes_keep_those_that_are_true_and_take_given_ones(ipu: Any) -> None:
+    """As the SDK's ``nn_ops``, which removes no accidental hits. Compared with the losses' formulas in float64."""
+    import tensorflow as tf
+
+    rng = np.random.default_rng(3)
+    table, bias, x = (rng.normal(size=s).astype(np.float32) for s in ((7, 4), (7,), (3, 4)))
+    labels, drawn = np.array([[0, 1], [2, 3], [6, 0]], np.int32), [1, 0, 5]
+    often, rarely = np.full((3, 2), 0.5, np.float32), np.array([0.25, 0.5, 0.75], np.float32)
+    logits = x.astype(np.float64) @ table.T + bias
+    wanted = np.concatenate(
+        [np.take_along_axis(logits, labels, 1) - np.log(often), logits[:, drawn] - np.log(rarely)], 1
+    )
+    targets = np.array([[0.5, 0.5, 0.0, 0.0, 0.0]] * 3)
+    softmax = np.log(np.exp(wanted).sum(1)) - (targets * wanted).sum(1)
+    noise = (np.log1p(np.exp(wanted)) - targets * wanted).sum(1)
+
+    @tf.function(jit_compile=True)
+    def losses(inputs: tf.Tensor) -> Any:
+        options = {"num_sampled": 3, "num_classes": 7, "num_true": 2}
+        given = ([table], bias, labels, inputs)
+        values = (drawn, often, rarely)
+        return (
+            ipu.nn_ops.sampled_softmax_loss(*given, sampled_values=values, **options),
+            ipu.nn_ops.nce_loss(*given, sampled_values=values, **options),
+            ipu.nn_ops._compute_sampled_logits(*given, **options, subtract_log_q=False, seed=1)[0],
+            ipu.nn_ops.sampled_softmax_loss(*given, **options),
+        )
+
+    with ipu.ipu_strategy.IPUStrategyV1().scope() as strategy:
+        first, second, plain, own = strategy.run(losses, args=[tf.constant(x)])
+    np.testing.assert_allclose(first, softmax, rtol=1e-5)
+    np.testing.assert_allclose(second, noise, rtol=1e-5)
+    np.testing.assert_allclose(plain[:, :2], np.take_along_axis(logits, labels, 1), rtol=1e-4, atol=1e-5)
+    assert np.isfinite(own).all()
+    with pytest.raises(ValueError, match="out_dtype cannot be float16 when dtype of logits is float32"):
+        ipu.nn_ops.ctc_loss_v2(labels, tf.zeros([4, 3, 7]), [1, 1, 1], [4, 4, 4], 0, tf.float16)

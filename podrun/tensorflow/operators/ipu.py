@@ -124,18 +124,6 @@ def _ctc_decode(ctx: Context, node: Node, logs: Array, lengths: Array) -> tuple[
     return best_label_sequences(logs, lengths, node["blank"], node["width"], node["paths"])
 
 
-@computes("Podrun:log_uniform_sample", attributes="samples unique classes", random=True)
-def _log_uniform(ctx: Context, node: Node) -> Array:
-    """Classes with probability ``log((c + 2) / (c + 1)) / log(classes + 1)``; unique ones by the Gumbel trick."""
-    ids = jnp.arange(node["classes"])
-    logs = jnp.log(jnp.log((ids + 2.0) / (ids + 1.0)) / jnp.log(node["classes"] + 1.0))
-    if node["unique"]:
-        return jax.lax.top_k(logs + jax.random.gumbel(ctx.key(), logs.shape), node["samples"])[1].astype(
-            jnp.int32
-        )
-    return jax.random.categorical(ctx.key(), logs, shape=(node["samples"],)).astype(jnp.int32)
-
-
 @computes("Podrun:user_op", attributes="library op_name attributes differentiable")
 def _user_op(ctx: Context, node: Node, *inputs: Array) -> Array | tuple[Array, ...]:
     """What the user's Python function gives; inputs that have no gradient are cut off."""

@@ -5,6 +5,8 @@ Source of meanings: the SDK's documentation of ``nn_ops``; numbers are those of 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import tensorflow as tf
 
 from podrun.tensorflow.capture.markers import mark
@@ -22,9 +24,8 @@ def ctc_loss_v2(
     """The loss of each sample ``[batch]`` from logits ``[time, batch, classes]`` and labels ``[batch, most]``."""
     logits = tf.convert_to_tensor(logits)
     logs = tf.nn.log_softmax(tf.cast(logits, tf.float32))
-    return _ctc_loss(
-        labels, logs, label_length, logit_length, blank_index, out_dtype or logits.dtype, logits.dtype
-    )
+    _check_dtypes(out_dtype or logits.dtype, logits.dtype, "logits")
+    return _ctc_loss(labels, logs, label_length, logit_length, blank_index, out_dtype or logits.dtype)
 
 
 def ctc_loss_with_log_probs(
@@ -39,9 +40,16 @@ def ctc_loss_with_log_probs(
     """`ctc_loss_v2` from logarithms of probabilities."""
     data = tf.convert_to_tensor(data)
     logs = tf.cast(data, tf.float32)
-    return _ctc_loss(
-        labels, logs, label_length, data_length, blank_index, out_dtype or data.dtype, data.dtype
-    )
+    _check_dtypes(out_dtype or data.dtype, data.dtype, "data")
+    return _ctc_loss(labels, logs, label_length, data_length, blank_index, out_dtype or data.dtype)
+
+
+def _check_dtypes(chosen: tf.DType, source: tf.DType, name: str) -> None:
+    """ValueError, in the SDK's words where halves are asked for of floats."""
+    if not {tf.as_dtype(chosen), source} <= {tf.float16, tf.float32}:
+        raise ValueError("CTC loss is computed from float16 or float32 data.")
+    if tf.as_dtype(chosen) == tf.float16 and source == tf.float32:
+        raise ValueError(f"out_dtype cannot be float16 when dtype of {name} is float32.")
 
 
 def _ctc_loss(
@@ -51,13 +59,7 @@ def _ctc_loss(
     length: tf.Tensor,
     blank: int,
     dtype: tf.DType,
-    source: tf.DType,
 ) -> tf.Tensor:
-    dtype = tf.as_dtype(dtype)
-    if dtype not in (tf.float16, tf.float32) or source not in (tf.float16, tf.float32):
-        raise ValueError("CTC loss is computed from float16 or float32 data.")
-    if dtype == tf.float16 and source == tf.float32:
-        raise ValueError("out_dtype cannot be float16 when the data are float32.")
     if not 0 <= blank < int(logs.shape[-1]):
         raise ValueError(f"blank_index {blank} is no class among {logs.shape[-1]}.")
     (loss,) = mark(
@@ -110,86 +112,82 @@ def label_paths_of_log_probs(
     return scores, lengths, labels
 
 
-def _sampled(count: int, unique: bool, classes: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Classes drawn from a log-uniform distribution, and the logarithm of how often each is expected."""
-    (drawn,) = mark(
-        "log_uniform_sample",
-        [],
-        [tf.TensorSpec([count], tf.int32)],
-        samples=count,
-        unique=unique,
-        classes=classes,
-    )
-    return drawn, _log_expected(drawn, count, classes)
+SampledValues = Sequence[tf.Tensor]
+"""Classes that a program has drawn, and how often true classes and these are expected."""
 
 
-def _log_expected(ids: tf.Tensor, count: int, classes: int) -> tf.Tensor:
-    x = tf.cast(ids, tf.float32)
-    probability = tf.math.log((x + 2.0) / (x + 1.0)) / tf.math.log(float(classes + 1))
-    return tf.math.log(probability * float(count))
-
-
-def _sampled_logits(
-    weights: tf.Tensor,
+def compute_sampled_logits(
+    weights: tf.Tensor | Sequence[tf.Tensor],
     biases: tf.Tensor,
     labels: tf.Tensor,
     inputs: tf.Tensor,
     num_sampled: int,
     num_classes: int,
-    num_true: int,
-    remove_hits: bool,
+    num_true: int = 1,
+    sampled_values: SampledValues | None = None,
+    subtract_log_q: bool = True,
+    name: str | None = None,
+    seed: int | None = None,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Logits of the true classes, then of the drawn ones, less the logarithm of what is expected of each, and what they
-    should be: ``[batch, num_true + num_sampled]`` both.
+    """Logits of the true classes, then of the drawn ones, less the logarithm of how often each is expected where
+    ``subtract_log_q``, and what they should be: ``[batch, num_true + num_sampled]`` both. Drawn classes stay where they
+    are true ones too, as in the SDK.
     """
-    drawn, expected = _sampled(num_sampled, True, num_classes)
-    labels = tf.cast(labels, tf.int32)
-    rows = tf.gather(weights, labels)
-    true = tf.reduce_sum(rows * inputs[:, None, :], -1) + tf.gather(biases, labels)
-    true -= tf.cast(_log_expected(labels, num_sampled, num_classes), true.dtype)
-    others = tf.matmul(inputs, tf.gather(weights, drawn), transpose_b=True) + tf.gather(biases, drawn)
-    others -= tf.cast(expected, others.dtype)
-    if remove_hits:
-        hit = tf.reduce_any(labels[:, :, None] == drawn[None, None, :], 1)
-        others = tf.compat.v2.where(hit, tf.cast(-1e4, others.dtype), others)
-    targets = tf.concat([tf.ones_like(true) / num_true, tf.zeros_like(others)], 1)
-    return tf.concat([true, others], 1), targets
+    table = weights[0] if isinstance(weights, (list, tuple)) else weights
+    labels = tf.reshape(labels, [-1, num_true])
+    drawn, *expected = map(
+        tf.stop_gradient,
+        sampled_values
+        or tf.random.log_uniform_candidate_sampler(
+            tf.cast(labels, tf.int64), num_true, num_sampled, True, num_classes, seed=seed
+        ),
+    )
+    true, others = (
+        (tf.cast(tf.gather(table, ids), inputs.dtype), tf.cast(tf.gather(biases, ids), inputs.dtype))
+        for ids in (tf.cast(labels, tf.int32), tf.cast(drawn, tf.int32))
+    )
+    logits = [
+        tf.reduce_sum(true[0] * inputs[:, None, :], -1) + true[1],
+        tf.matmul(inputs, others[0], transpose_b=True) + others[1],
+    ]
+    if subtract_log_q:
+        logits = [x - tf.cast(tf.math.log(e), x.dtype) for x, e in zip(logits, expected, strict=True)]
+    targets = [tf.ones_like(logits[0]) / num_true, tf.zeros_like(logits[1])]
+    return tf.concat(logits, 1), tf.concat(targets, 1)
 
 
 def ipu_sampled_softmax_loss(
-    weights: tf.Tensor,
+    weights: tf.Tensor | Sequence[tf.Tensor],
     biases: tf.Tensor,
     labels: tf.Tensor,
     inputs: tf.Tensor,
     num_sampled: int,
     num_classes: int,
     num_true: int = 1,
-    sampled_values: None = None,
-    remove_accidental_hits: bool = True,
+    sampled_values: SampledValues | None = None,
+    name: str = "sampled_softmax_loss",
     seed: int | None = None,
-    name: str | None = None,
 ) -> tf.Tensor:
-    """``tf.nn.sampled_softmax_loss`` with classes that the device draws: ``[batch]``."""
-    logits, targets = _sampled_logits(
-        weights, biases, labels, inputs, num_sampled, num_classes, num_true, remove_accidental_hits
+    """The loss of each sample ``[batch]`` over its true classes and drawn ones: ``sampled_values``, or the device's."""
+    logits, targets = compute_sampled_logits(
+        weights, biases, labels, inputs, num_sampled, num_classes, num_true, sampled_values, True, name, seed
     )
-    return tf.nn.softmax_cross_entropy_with_logits(labels=targets, logits=logits)
+    return tf.nn.softmax_cross_entropy_with_logits(labels=tf.stop_gradient(targets), logits=logits)
 
 
 def ipu_nce_loss(
-    weights: tf.Tensor,
+    weights: tf.Tensor | Sequence[tf.Tensor],
     biases: tf.Tensor,
     labels: tf.Tensor,
     inputs: tf.Tensor,
     num_sampled: int,
     num_classes: int,
     num_true: int = 1,
-    sampled_values: None = None,
-    remove_accidental_hits: bool = False,
-    name: str | None = None,
+    sampled_values: SampledValues | None = None,
+    name: str = "nce_loss",
 ) -> tf.Tensor:
-    """``tf.nn.nce_loss`` with classes that the device draws: ``[batch]``."""
-    logits, targets = _sampled_logits(
-        weights, biases, labels, inputs, num_sampled, num_classes, num_true, remove_accidental_hits
+    """The noise-contrastive loss of each sample ``[batch]``, with classes as `ipu_sampled_softmax_loss` has them."""
+    logits, targets = compute_sampled_logits(
+        weights, biases, labels, inputs, num_sampled, num_classes, num_true, sampled_values, True, name
     )
     return tf.reduce_sum(tf.nn.sigmoid_cross_entropy_with_logits(labels=targets, logits=logits), 1)
