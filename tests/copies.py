@@ -25,15 +25,21 @@ from typing import IO
 
 ROOT = Path(__file__).resolve().parent.parent
 MODULES = (
-    "podrun.device.service.server",
+    "podrun.compat.__main__",
+    "podrun.compiler.compile",
     "podrun.device.host.connecting",
+    "podrun.device.service.server",
     "podrun.device.xla.networks",
+    "podrun.onnx_models.ops.graphcore",
     "podrun.partition.commands.vipu_admin",
+    "podrun.popart.sessions.session",
     "tests.device.conftest",
     "tests.device.pods",
     "tests.device.programs",
 )
 """What the first process imports, besides what machines import ahead."""
+COMPAT = "import sys; from podrun.compat.__main__ import main; main(sys.argv[1:])"
+"""The code of ``python -m podrun.compat``."""
 NUMBER = struct.Struct("=q")
 START_SECONDS = 120.0
 
@@ -103,7 +109,7 @@ def run_copied(
     *,
     env: Mapping[str, str] | None = None,
     cwd: Path = ROOT,
-    timeout: float = 60.0,
+    timeout: float = 180.0,
 ) -> subprocess.CompletedProcess[str]:
     """Run such a process to its end, like `subprocess.run`. What it prints has to fit a pipe; errors need not."""
     with tempfile.TemporaryFile("w+") as err:

@@ -15,14 +15,14 @@ import onnx
 import pytest
 
 from podrun.device.xla import clients
+from tests.copies import COMPAT, run_copied
 from tests.popart.popart_sessions import run_program
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "digits" / "train.py"
 
 
 def train(*arguments: str) -> str:
-    command = [sys.executable, "-m", "podrun.compat", str(SCRIPT), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = run_copied(COMPAT, [str(SCRIPT), *arguments], timeout=120)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -14,6 +14,7 @@ import pytest
 import podrun.popart as popart
 from podrun.onnx_models.ops import registry
 from podrun.popart.operators.custom import explain_libraries
+from tests.copies import COMPAT, run_copied
 
 DOMAIN = "test.ops"
 
@@ -166,12 +167,12 @@ register_pattern("OurRewrite")
 def test_a_program_with_a_compiled_library_runs_unchanged_with_a_file_in_its_place(tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
     (tmp_path / "ops.py").write_text(OPERATORS)
-    command = [sys.executable, "-m", "podrun.compat", str(tmp_path / "program.py")]
-    alone = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    words = [str(tmp_path / "program.py")]
+    alone = run_copied(COMPAT, words)
     assert alone.returncode == 1
     assert "cannot open shared object file" in alone.stderr
     assert "PODRUN_CUSTOM_OPS=ops.py podrun" in alone.stderr
     environ = {**os.environ, "PODRUN_CUSTOM_OPS": str(tmp_path / "ops.py")}
-    given = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environ)
+    given = run_copied(COMPAT, words, env=environ)
     assert given.stdout.splitlines()[-1:] == ["[3. 3. 3. 3.]"], given.stderr
     assert "fused.so is not loaded: its operators are those of" in given.stderr
