@@ -165,3 +165,102 @@ def test_lengths_are_long_and_finished_beams_have_the_least_number() -> None:
     assert lengths.dtype == np.int64
     assert np.isfinite(totals).all()
     assert finished[0, 0]
+
+
+def attentive(v1: Any, memory: Any, lengths: Any, **options: Any) -> Any:
+    from podrun.tensorflow.sdk.sequence_attention import AttentionWrapper, ProductAttention
+
+    start = v1.random_normal_initializer(0, 1, seed=3)
+    cell = v1.nn.rnn_cell.BasicRNNCell(4, name="inner")
+    with v1.variable_scope("here", initializer=start, reuse=v1.AUTO_REUSE):
+        return AttentionWrapper(cell, ProductAttention(4, memory, lengths), **options)
+
+
+def test_the_weights_of_all_steps_are_kept_for_any_batch() -> None:
+    """The numbers of sequences and of the memory's steps are known in a run."""
+    import tensorflow as tf
+
+    from podrun.tensorflow.sdk.sequence_decoding import BasicSequenceDecoder, TeacherForcing, dynamic_decode
+
+    v1 = tf.compat.v1
+    memory = np.random.RandomState(0).randn(3, 5, 4).astype(np.float32)
+    with tf.Graph().as_default(), v1.Session() as session:
+        fed = v1.placeholder(tf.float32, [None, None, 4])
+        batch = tf.shape(fed)[0]
+        cell = attentive(v1, fed, alignment_history=True, lengths=[5, 4, 5])
+        inputs = tf.ones([batch, 3, 2])
+        state, steps = cell.zero_state(batch, tf.float32), []
+        for _ in range(3):
+            _, state = cell(inputs[:, 0], state)
+            steps.append(state.alignments)
+        helper = TeacherForcing(inputs, tf.fill([batch], 3))
+        decoder = BasicSequenceDecoder(cell, helper, cell.zero_state(batch, tf.float32))
+        _, last, _ = dynamic_decode(decoder)
+        history = last.alignment_history.stack()
+        session.run(v1.global_variables_initializer())
+        kept, expected = session.run([history, tf.stack(steps)], {fed: memory})
+    assert kept.shape == (3, 3, 5)
+    assert not kept[:, 1, 4].any()
+    np.testing.assert_allclose(kept, expected, rtol=1e-6)
+
+
+def test_finished_sequences_lose_by_what_they_did_not_attend_to() -> None:
+    """One step from a state with known weights: scores by the formula in NumPy."""
+    import tensorflow as tf
+
+    from podrun.tensorflow.sdk.sequence_attention import AttentionState
+    from podrun.tensorflow.sdk.sequence_beams import BeamSearch, BeamState
+
+    random = np.random.RandomState(1)
+    logits = random.randn(2, 3, 5).astype(np.float32)
+    paid = random.rand(2, 3, 6).astype(np.float32)
+    before = (random.rand(2, 3, 6) * 1.5).astype(np.float32)
+    before[:, :, 0] = paid[:, :, 0] = 0
+    totals = random.randn(2, 3).astype(np.float32)
+    finished = np.array([[True, False, False], [False, True, True]])
+    v1 = tf.compat.v1
+
+    class Fixed(v1.nn.rnn_cell.RNNCell):  # type: ignore[misc, name-defined]
+        """Gives what its state says."""
+
+        output_size = 5
+        state_size = AttentionState(5, 1, 1, 6, (), 6)
+
+        def call(self, inputs, state):
+            return state.cell_state, state
+
+    with tf.Graph().as_default(), v1.Session() as session:
+        state = AttentionState(
+            tf.constant(logits.reshape(6, 5)),
+            tf.zeros([6, 1]),
+            tf.zeros([]),
+            tf.constant(paid.reshape(6, 6)),
+            (),
+            (),
+        )
+        decoder = BeamSearch(
+            Fixed(), lambda ids: tf.one_hot(ids, 5), [0, 0], 4, state, 3, coverage_penalty_weight=0.5
+        )
+        _, inputs, first = decoder.initialize()
+        np.testing.assert_array_equal(session.run(first.accumulated_attention_probs), paid)
+        lengths = tf.ones([2, 3], tf.int64)
+        here = BeamState(first.cell_state, totals, tf.constant(finished), lengths, tf.constant(before))
+        step, following, _, _ = decoder.step(tf.constant(1), inputs, here)
+        chosen, last = session.run([step, following])
+        plain = BeamSearch(Fixed(), lambda ids: tf.one_hot(ids, 5), [0, 0], 4, state, 3)
+        assert plain.initialize()[2].accumulated_attention_probs == ()
+        with pytest.raises(ValueError, match=r"must be 0\.0 if no cell is attentional"):
+            counting_decoder([0], coverage_penalty_weight=0.5).initialize()
+    chances = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    stays = np.where(np.arange(5) == 4, 0, np.finfo(np.float32).min)
+    scores = totals[..., None] + np.where(finished[..., None], stays, chances)
+    weights = before + paid * ~finished[..., None]
+    penalty = np.log(np.where(weights == 0, 1, np.minimum(weights, 1))).sum(-1) * finished
+    flat = (scores + 0.5 * penalty[..., None]).reshape(2, 15)
+    places = np.argsort(-flat, -1)[:, :3]
+    np.testing.assert_array_equal(chosen.parent_ids, places // 5)
+    np.testing.assert_array_equal(chosen.predicted_ids, places % 5)
+    np.testing.assert_allclose(chosen.scores, np.take_along_axis(flat, places, 1), rtol=1e-5)
+    np.testing.assert_allclose(
+        last.accumulated_attention_probs, np.take_along_axis(weights, places[..., None] // 5, 1), rtol=1e-6
+    )

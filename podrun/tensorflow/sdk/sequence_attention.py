@@ -41,14 +41,14 @@ class MemoryAttention:
         self._mask: tf.Tensor | None = None
         values = tf.convert_to_tensor(memory)
         if memory_sequence_length is not None:
-            self._mask = tf.sequence_mask(memory_sequence_length, values.shape[1])
+            self._mask = tf.sequence_mask(memory_sequence_length, _steps_of(values))
             values *= tf.cast(self._mask, values.dtype)[:, :, tf.newaxis]
         self.memory_layer = _v1.layers.Dense(num_units, use_bias=False, name="memory_layer", dtype=dtype)
         self.values, self.keys = values, self.memory_layer(values)
         if custom_key_value_fn is not None:
             self.keys, self.values = custom_key_value_fn(self.keys, self.values)
         self.batch_size = values.shape[0]
-        self.alignments_size = self.state_size = self.keys.shape[1]
+        self.alignments_size = self.state_size = _steps_of(self.keys)
 
     def score(self, query: tf.Tensor) -> tf.Tensor:
         """The score of each step of the memory: ``[batch, time]``."""
@@ -69,6 +69,11 @@ class MemoryAttention:
     def initial_state(self, batch_size: int, dtype: tf.DType) -> tf.Tensor:
         """The mechanism's state before the first step: its weights."""
         return self.initial_alignments(batch_size, dtype)
+
+
+def _steps_of(memory: tf.Tensor) -> int | tf.Tensor:
+    """How many steps ``[batch, time, depth]`` has: a number, or where it is not known a scalar that a run finds out."""
+    return tf.shape(memory)[1] if memory.shape[1] is None else int(memory.shape[1])
 
 
 class ProductAttention(MemoryAttention):
@@ -170,7 +175,8 @@ class AttentionState(NamedTuple):
 
 class AttentionWrapper(_v1.nn.rnn_cell.RNNCell):  # type: ignore[misc, name-defined]
     """The cell reads its input beside the last attention, which is the memory weighted by the
-    mechanism, after a dense layer of ``attention_layer_size`` with the cell's output if that is given.
+    mechanism, after a dense layer of ``attention_layer_size`` with the cell's output if that is given. The state's
+    ``alignment_history`` is a ``TensorArray`` of all steps' weights if it is asked for; it grows, so it is the host's.
     """
 
     def __init__(
@@ -189,11 +195,7 @@ class AttentionWrapper(_v1.nn.rnn_cell.RNNCell):  # type: ignore[misc, name-defi
             raise TypeError(
                 f"attention_mechanism must be one AttentionMechanism, saw type: {type(attention_mechanism).__name__}"
             )
-        if alignment_history:
-            raise NotImplementedError(
-                "podrun does not keep alignment_history; read the alignments of each state"
-            )
-        self._cell, self._attention_mechanism = cell, attention_mechanism
+        self._cell, self._attention_mechanism, self._keeps = cell, attention_mechanism, alignment_history
         self._cell_input_fn = cell_input_fn or (lambda inputs, attention: tf.concat([inputs, attention], -1))
         self._output_attention, self._initial_cell_state = output_attention, initial_cell_state
         self._attention_layer = None
@@ -222,7 +224,7 @@ class AttentionWrapper(_v1.nn.rnn_cell.RNNCell):  # type: ignore[misc, name-defi
             attention=self._attention_size,
             time=tf.TensorShape([]),
             alignments=mechanism.alignments_size,
-            alignment_history=(),
+            alignment_history=mechanism.alignments_size if self._keeps else (),
             attention_state=mechanism.state_size,
         )
 
@@ -230,12 +232,16 @@ class AttentionWrapper(_v1.nn.rnn_cell.RNNCell):  # type: ignore[misc, name-defi
         """The wrapper's state before the first step, for ``batch_size`` sequences: the cell's, and zeros."""
         start = self._initial_cell_state
         mechanism = self._attention_mechanism
+        first = mechanism.initial_alignments(batch_size, dtype)
+        history = (
+            tf.TensorArray(dtype, 0, dynamic_size=True, element_shape=first.shape) if self._keeps else ()
+        )
         return AttentionState(
             cell_state=self._cell.zero_state(batch_size, dtype) if start is None else start,  # type: ignore[attr-defined]
             attention=tf.zeros([batch_size, self._attention_size], dtype),
             time=tf.zeros([], tf.int32),
-            alignments=mechanism.initial_alignments(batch_size, dtype),
-            alignment_history=(),
+            alignments=first,
+            alignment_history=history,
             attention_state=mechanism.initial_state(batch_size, dtype),
         )
 
@@ -248,12 +254,15 @@ class AttentionWrapper(_v1.nn.rnn_cell.RNNCell):  # type: ignore[misc, name-defi
         attention = tf.squeeze(tf.matmul(alignments[:, tf.newaxis, :], mechanism.values), [1])
         if self._attention_layer is not None:
             attention = self._attention_layer(tf.concat([output, attention], 1))
+        history = state.alignment_history
+        if self._keeps:
+            history = history.write(state.time, alignments)  # type: ignore[attr-defined]
         following = AttentionState(
             cell_state=cell_state,
             attention=attention,
             time=state.time + 1,
             alignments=alignments,
-            alignment_history=(),
+            alignment_history=history,
             attention_state=attention_state,
         )
         return (attention if self._output_attention else output), following

@@ -1,6 +1,9 @@
 """Beam search of ``tf.contrib.seq2seq``: a decoder that keeps the likeliest sequences, its beams, and extends them.
 
-A score is the logarithm of a sequence's probability, divided by ``((5 + length) / 6) ** length_penalty_weight``.
+A score is the logarithm of a sequence's probability, divided by ``((5 + length) / 6) ** length_penalty_weight``. For
+finished sequences ``coverage_penalty_weight`` times the sum of ``log(min(weight, 1))`` over the memory's steps is
+added:
+a step's weight is the attention that it had in all, and steps without any count as 0.
 Source: the documentation of TensorFlow 1.15, and arXiv:1609.08144.
 """
 
@@ -102,8 +105,6 @@ class BeamSearch(SequenceDecoder):
         coverage_penalty_weight: float = 0.0,
         reorder_tensor_arrays: bool = True,
     ) -> None:
-        if coverage_penalty_weight:
-            raise NotImplementedError("podrun does not have coverage_penalty_weight: leave it out")
         check_cell_and_layer(cell, output_layer)
         self._cell, self._output_layer = cell, output_layer
         self._embedding_fn = embedding if callable(embedding) else lambda ids: tf.gather(embedding, ids)
@@ -120,6 +121,7 @@ class BeamSearch(SequenceDecoder):
                 "start_tokens.set_shape([8]), or tf.fill([8], start_token)"
             )
         self._length_penalty_weight = length_penalty_weight
+        self._coverage_penalty_weight = coverage_penalty_weight
         self._initial_cell_state = tf.nest.map_structure(self._split, initial_state)
         self._dtype = tf.nest.flatten(self._initial_cell_state)[0].dtype
         self._start_inputs = self._embedding_fn(tf.repeat(self._start_tokens[:, tf.newaxis], beam_width, 1))
@@ -173,7 +175,8 @@ class BeamSearch(SequenceDecoder):
         first = tf.repeat([[0.0] + [-math.inf] * (self._beam_width - 1)], self.batch_size, 0)
         finished = tf.math.is_inf(first)
         lengths = tf.zeros_like(first, tf.int64)
-        state = BeamState(self._initial_cell_state, tf.cast(first, self._dtype), finished, lengths, ())
+        weights = self._attention_weights(self._initial_cell_state)
+        state = BeamState(self._initial_cell_state, tf.cast(first, self._dtype), finished, lengths, weights)
         return finished, self._start_inputs, state
 
     def step(
@@ -190,6 +193,24 @@ class BeamSearch(SequenceDecoder):
             cell_state = tf.nest.map_structure(self._split, cell_state)
             step, following = self._chosen_beams(self._split(logits), state, cell_state)
             return step, following, self._embedding_fn(step.predicted_ids), following.finished
+
+    def _attention_weights(self, cell_state: Structure) -> tf.Tensor | tuple[()]:
+        """What the last step paid to each step of the memory, ``[batch, beams, time]``, the mean over attentive cells;
+        an empty tuple if no score needs it. ValueError if there is no such cell.
+        """
+        if not self._coverage_penalty_weight:
+            return ()
+        cells = cell_state if type(cell_state) is tuple else (cell_state,)
+        weights = [c.alignments for c in cells if isinstance(c, sequence_attention.AttentionState)]
+        if not weights:
+            raise ValueError("coverage_penalty_weight must be 0.0 if no cell is attentional.")
+        return tf.reduce_mean(tf.stack(weights), 0)
+
+    def _coverage(self, weights: tf.Tensor, finished: tf.Tensor) -> tf.Tensor:
+        """What the scores of finished beams lose for steps of the memory without attention, ``[batch, beams, 1]``."""
+        seen = tf.compat.v2.where(tf.equal(weights, 0), tf.ones_like(weights), tf.minimum(weights, 1))
+        penalty = tf.reduce_sum(tf.math.log(seen), 2, keepdims=True)
+        return self._coverage_penalty_weight * penalty * tf.cast(finished, penalty.dtype)
 
     def _chosen_beams(
         self, logits: tf.Tensor, state: BeamState, cell_state: Structure
@@ -208,7 +229,11 @@ class BeamSearch(SequenceDecoder):
         lengths = state.lengths[..., tf.newaxis] + longer
         penalty = ((5.0 + tf.cast(lengths, totals.dtype)) / 6.0) ** self._length_penalty_weight
         flat = [self.batch_size, self._beam_width * symbols]
-        scores, places = tf.math.top_k(tf.reshape(totals / penalty, flat), self._beam_width)
+        candidates, weights = totals / penalty, state.accumulated_attention_probs
+        if self._coverage_penalty_weight:
+            weights += self._attention_weights(cell_state) * (1 - tf.cast(finished, totals.dtype))
+            candidates += self._coverage(weights, finished)
+        scores, places = tf.math.top_k(tf.reshape(candidates, flat), self._beam_width)
         parents, words = places // symbols, places % symbols
 
         def of_parents(x: tf.Tensor) -> tf.Tensor:
@@ -220,7 +245,7 @@ class BeamSearch(SequenceDecoder):
             tf.gather(tf.reshape(totals, flat), places, batch_dims=1),
             before | tf.equal(words, self._end_token),
             of_parents(state.lengths) + tf.cast(tf.logical_not(before), tf.int64),
-            (),
+            tf.nest.map_structure(of_parents, weights),
         )
         return BeamStep(scores, words, parents), following
 
