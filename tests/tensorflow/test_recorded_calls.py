@@ -196,3 +196,87 @@ def test_gradients_of_gathered_rows_are_sparse_under_a_tape(ipu: Any) -> None:
         gradient = tape.gradient(total, rows)
     assert isinstance(gradient, tf.IndexedSlices)
     np.testing.assert_array_equal(tf.convert_to_tensor(gradient), [[0, 2], [0, 0], [16, 20], [0, 0]])
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """One number for each program that a tape records."""
+    from podrun.tensorflow.execution import recorded_calls
+
+    counted, launch = list[int](), recorded_calls.launch_program
+
+    def counting(*args: Any, **options: Any) -> Any:
+        counted.append(len(counted))
+        return launch(*args, **options)
+
+    monkeypatch.setattr(recorded_calls, "launch_program", counting)
+    return counted
+
+
+def test_functions_that_gather_of_what_they_compute_are_programs(ipu: Any, launches: list[int]) -> None:
+    import tensorflow as tf
+
+    weight = tf.Variable(np.arange(12, dtype=np.float32).reshape(4, 3) / 10)
+    places = tf.constant([2, 0, 2])
+
+    def program() -> list[Any]:
+        @tf.function
+        def function(x: Any) -> Any:
+            y = tf.tanh(x @ weight)
+            rows = tf.gather(y, places) * 2.0
+            columns = tf.gather(x, places, axis=1)
+            own = tf.gather(y, places, batch_dims=1)
+            pairs = tf.gather_nd(x, [[0, 1], [2, 2]])
+            return tf.reduce_sum(rows * rows) + tf.reduce_sum(columns * own[:, None]) + tf.reduce_sum(pairs)
+
+        x = tf.reshape(tf.range(12.0), (3, 4)) / 20.0
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = function(x)
+        return [y, *tape.gradient(y, [x, weight])]
+
+    _on_both(program)
+    assert len(launches) == 2
+
+
+def test_functions_that_write_what_they_read_before_are_programs(ipu: Any, launches: list[int]) -> None:
+    """As batch norms do in training."""
+    import tensorflow as tf
+
+    def program() -> list[Any]:
+        weight, mean, steps = tf.Variable([1.0, 2.0]), tf.Variable([0.5, 0.25]), tf.Variable(1.0)
+
+        @tf.function
+        def function(x: Any) -> Any:
+            here = tf.reduce_mean(x * weight, 0)
+            y = tf.reduce_sum((x * weight - mean - here) ** 2) * steps
+            mean.assign_sub((mean - here) * 0.5)
+            steps.assign_add(1.0)
+            weight.assign(weight * 0.5)
+            return y
+
+        x = tf.reshape(tf.range(6.0), (3, 2))
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = function(x)
+        gradients = tape.gradient(y, [x, weight, mean, steps])
+        return [y, *gradients, weight.read_value(), mean.read_value(), steps.read_value()]
+
+    _on_both(program)
+    assert len(launches) == 2
+
+
+def test_gradients_of_rows_of_arguments_are_sparse(ipu: Any, launches: list[int]) -> None:
+    import tensorflow as tf
+
+    def sparse(function: Callable[[Any], Any]) -> bool:
+        x = tf.reshape(tf.range(6.0), (3, 2))
+        with tf.device(IPU), tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tf.function(function)(x)
+        return isinstance(tape.gradient(y, x), tf.IndexedSlices)
+
+    assert sparse(lambda x: tf.reduce_sum(tf.gather(x, [1, 1])))
+    assert sparse(lambda x: tf.reduce_sum(tf.gather(-tf.identity(x), [1, 1])))
+    assert sparse(lambda x: tf.reduce_sum(tf.gather_nd(x, [[1], [1]])))
+    assert not launches

@@ -30,7 +30,10 @@ Gradients = tuple[HostProgram | None, list[bool]]
 """The program of the gradients that there are, and for which sources there is one."""
 _backward: weakref.WeakKeyDictionary[HostProgram, Gradients] = weakref.WeakKeyDictionary()
 _SPARSE = {"Gather", "GatherV2", "GatherNd", "ResourceGather", "ResourceGatherNd"}
-"""Operations whose gradients are ``IndexedSlices`` in TensorFlow."""
+"""Operations whose gradients may be ``IndexedSlices`` in TensorFlow."""
+_READ = "ReadVariableOp"
+_WRITES = {"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"}
+"""Operations on variables whose order tells which value a gradient is of."""
 
 
 class _Handle:
@@ -63,11 +66,11 @@ def _repeatable(program: HostProgram | PartedProgram) -> HostProgram:
         step = program.step
         if step.infeeds or step.outfeeds.keys() - {ASSERTED}:
             why = "uses queues"
-        elif any(_floating(program.inputs[i]) for i in program.written_inputs()):
-            why = "writes a floating-point variable"
+        elif _reads_what_it_wrote(program):
+            why = "reads a floating-point variable after it writes it"
         elif any(_passes_through(t) for t in program.results):
             why = "returns an argument or a variable as it is"
-        elif _gathers(program.graph.as_graph_def()):
+        elif _gathers(program.graph):
             why = "gathers rows, of which TensorFlow gives sparse gradients"
         else:
             why = next(_reasons(step.nodes), "")
@@ -86,12 +89,59 @@ def _passes_through(tensor: tf.Tensor) -> bool:
     """Whether a result is what enters the program."""
     while tensor.op.type == "Identity":
         tensor = tensor.op.inputs[0]
-    return tensor.op.type in ("Placeholder", "ReadVariableOp")
+    return tensor.op.type in ("Placeholder", _READ)
 
 
-def _gathers(graph: tf.compat.v1.GraphDef) -> bool:
-    bodies = (graph.node, *(function.node_def for function in graph.library.function))
-    return any(node.op in _SPARSE for nodes in bodies for node in nodes)
+def _reads_what_it_wrote(program: HostProgram) -> bool:
+    """Whether a result is made of a floating-point variable's value behind a write: TensorFlow's gradient is that of
+    this value, a second program's that of the one before. Variables used otherwise than here count as such.
+    """
+    for index in program.written_inputs():
+        handle = program.inputs[index]
+        if not _floating(handle):
+            continue
+        users = handle.consumers()
+        if any(user.type != _READ and user.type not in _WRITES for user in users):
+            return True
+        writes = {user for user in users if user.type in _WRITES}
+        reads = _reads_of_results(program, handle)
+        if any(writes & _ancestors([read.op], by_control=True) for read in reads):
+            return True
+    return False
+
+
+def _ancestors(operations: Iterable[tf.Operation], *, by_control: bool) -> set[tf.Operation]:
+    """Operations and all that they are made of, or with ``by_control`` all that runs before them."""
+    queue, seen = list(operations), set[tf.Operation]()
+    while queue:
+        operation = queue.pop()
+        if operation not in seen:
+            seen.add(operation)
+            queue += [t.op for t in operation.inputs]
+            queue += operation.control_inputs if by_control else []
+    return seen
+
+
+def _gathers(graph: tf.Graph) -> bool:
+    """Whether a gradient may be ``IndexedSlices`` when it leaves the program: of rows of what enters it."""
+    inside = (node.op for function in graph.as_graph_def().library.function for node in function.node_def)
+    return any(op in _SPARSE for op in inside) or any(map(_has_sparse_gradient, graph.get_operations()))
+
+
+def _has_sparse_gradient(operation: tf.Operation) -> bool:
+    if operation.type not in _SPARSE or not _floating(operation.inputs[0]):
+        return False
+    rows = operation.inputs[0]
+    if operation.type == "GatherV2":
+        axis = tf.get_static_value(operation.inputs[2])
+        if operation.get_attr("batch_dims") or axis not in (None, 0):
+            return False
+    places = operation.inputs[1].shape
+    if operation.type == "GatherNd" and places.rank is not None and places.as_list()[1:] not in ([1], [None]):
+        return False
+    while rows.op.type in ("Identity", "Neg"):
+        rows = rows.op.inputs[0]
+    return rows.dtype == tf.resource or _passes_through(rows)
 
 
 def _reasons(nodes: Iterable[Node]) -> Iterator[str]:
@@ -139,6 +189,24 @@ def _recorded(
     return results
 
 
+def _sources(program: HostProgram) -> list[tf.Tensor | _Handle]:
+    """What a gradient of each input is a gradient of. That of a variable which the program writes is of its value
+    before: of the first read that results are made of, and otherwise there is none.
+    """
+    sources = [_Handle(t) if t.dtype == tf.resource else t for t in program.inputs]
+    for index in program.written_inputs():
+        if _floating(program.inputs[index]):
+            reads = _reads_of_results(program, program.inputs[index])
+            sources[index] = reads[0] if reads else tf.zeros(sources[index].shape, sources[index].dtype)
+    return sources
+
+
+def _reads_of_results(program: HostProgram, handle: tf.Tensor) -> list[tf.Tensor]:
+    """The values read of a variable that results of floating-point numbers are made of."""
+    targets = _ancestors([t.op for t in program.results if t.dtype.is_floating], by_control=False)
+    return [user.outputs[0] for user in handle.consumers() if user.type == _READ and user in targets]
+
+
 def _gradients_of(program: HostProgram) -> Gradients:
     """The program of the gradients of a program's results with respect to its inputs, from those of the results."""
     if program not in _backward:
@@ -146,7 +214,7 @@ def _gradients_of(program: HostProgram) -> Gradients:
         with graph.as_default():
             targets = [t for t in program.results if t.dtype.is_floating]
             incoming = [tf.compat.v1.placeholder(t.dtype, t.shape) for t in targets]
-            entering = [_Handle(t) if t.dtype == tf.resource else t for t in program.inputs]
+            entering = _sources(program)
             sources = [source for source in entering if source.dtype.is_floating]
             gradients = cut_gradients(targets, sources, incoming) if targets else [None] * len(sources)
         inputs = [*program.inputs, *incoming]
