@@ -212,7 +212,10 @@ def test_what_stands_beside_a_rounding_is_part_of_its_call(
 UNTOUCHED: dict[str, Callable[..., Any]] = {
     "a sum of a product": lambda r, a, b: r(a * b + a),
     "a sum of a product, moved": lambda r, a, b: r(a - lax.reshape(a * b, a.shape)),
-    "read twice": lambda r, a, b: r(a + b) * (a + b),
+    "read twice": lambda r, a, b: (lambda y: r(y) * y)(a + b),
+    "a test read twice": lambda r, a, b: (lambda y, z: lax.select(z, lax.full_like(y, np.nan), y) + wide(z))(
+        *(lambda y: (y, lax.eq(lax.abs(y), np.float32(np.inf))))(r(a))
+    ),
     "of two that are computed": lambda r, a, b: r(lax.sin(a) * lax.sin(b)),
     "clipped and read": lambda r, a, b: (lambda y: to_nan(y) + y)(r(a)),
     "another clip": lambda r, a, b: lax.clamp(np.float32(-9), r(a), np.float32(9)),

@@ -160,7 +160,7 @@ def _operation_before(call: MlirOperation) -> tuple[int, list[RoundedOperand]]:
     plain = 0, [RoundedOperand(value, 1, size)]
     maker = producer(value)
     name = "" if maker is None else maker.name.removeprefix("stablehlo.")
-    if name not in _OPERATIONS or only_user(value) != call:
+    if name not in _OPERATIONS or only_user(value) is None:
         return plain
     operands = [_operand(operand, size) for operand in maker.operands]
     computed = [operand.value for operand in operands if not _is_stored(operand.value)]
@@ -243,7 +243,7 @@ def _clip_behind(call: MlirOperation) -> tuple[MlirOperation, int]:
             and compare.name == "stablehlo.compare"
             and "EQ" in str(compare.attributes["comparison_direction"])
             and _splat(compare.operands[1]) == math.inf
-            and only_user(compare.results[0]) == users["select"]
+            and only_user(compare.results[0]) is not None
             and test == compare.results[0]
             and value == result
         )
