@@ -46,7 +46,8 @@ _log = logging.getLogger("podrun.compiler.cache")
 
 @dataclass(frozen=True, slots=True)
 class ExecutableCache:
-    """A folder of compiled programs. ``limits``: of one that podrun keeps by itself, None for one that was asked for.
+    """A folder of compiled programs, in files whose names end with ``suffix``. ``limits``: of one that podrun keeps by
+    itself, None for one that was asked for.
 
     By itself podrun keeps programs of one version of all that decides them (``made_by``), so many and so large as the
     limits say, and reads this user's files only; what cannot be read or written there is compiled instead.
@@ -55,11 +56,12 @@ class ExecutableCache:
     directory: Path
     limits: KeptFolder | None = None
     made_by: str = ""
+    suffix: str = SUFFIX
 
     def path(self, digest: str) -> Path:
         """The file of an entry."""
         name = hashlib.sha256(f"{digest} {self.made_by}".encode()).hexdigest() if self.made_by else digest
-        return self.directory / f"{name}{SUFFIX}"
+        return self.directory / f"{name}{self.suffix}"
 
     def load(self, digest: str, level: int = logging.WARNING) -> Executable | None:
         """The program of an entry, or None; what is wrong with its file is logged at ``level``."""

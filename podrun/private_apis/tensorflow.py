@@ -32,6 +32,8 @@ REQUIRED: dict[str, str] = {
     "ops.gen_resource_variable_ops.assign_variable_op": "writes a variable by its handle",
     "ops.control_flow_v2_func_graphs.WhileBodyFuncGraph": "tells the body of a loop from a branch",
     "ops.control_flow_v2_func_graphs.CondBranchFuncGraph": "tells a branch from the body of a loop",
+    "ops.gen_nn_ops.fused_batch_norm_v3": "takes scales in halves, as on an IPU",
+    "ops.gen_nn_ops.fused_batch_norm_grad_v3": "takes scales in halves, as on an IPU",
     "ops.script_ops._py_funcs": "runs on an IPU what a function of the host reaches and no CPU computes",
     "ops.script_ops.numpy_function": "runs a program in the middle of a graph of the host",
     "ops.variable_scope.get_variable_scope": "shares the scope of variables with a program",

@@ -156,12 +156,14 @@ class ProgramCompiler:
         """The cache that has a name: the session's own if caching is on, else the one that ``podrun`` gives all its
         instances. And what podrun keeps by itself, for programs with a digest, unless somebody asked for the former.
         """
-        from podrun.compiler.cache import ExecutableCache, kept_programs
+        from podrun.compiler.cache import SUFFIX, ExecutableCache, kept_programs
 
         if device.kind not in (DeviceKind.IPU, DeviceKind.OFFLINE):
             return None, None
         own, shared = self._settings.cache_directory, shared_cache()
-        named = ExecutableCache(Path(own or shared).expanduser()) if own or shared else None
+        suffix = self._settings.cache_suffix if own else SUFFIX
+        folder = Path(own or shared).expanduser()
+        named = ExecutableCache(folder, suffix=suffix) if own or shared else None
         asked = own or (shared and shared_cache_stays())
         return named, None if asked else kept_programs(ours())
 

@@ -155,6 +155,8 @@ class RunSettings:
     """A half loss is differentiated in float32."""
 
     cache_directory: str = ""
+    cache_suffix: str = ".popef"
+    """How the names of files in that directory end."""
     engine_options: Mapping[str, str] = field(default_factory=dict)
     planner_options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """See `podrun.runtime.planner_options`."""

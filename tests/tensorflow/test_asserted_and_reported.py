@@ -140,7 +140,9 @@ def test_reports_of_cached_programs_and_of_programs_with_the_host_in_their_middl
             assert framework["framework"] == "TensorFlow"
         helper.clear_reports()
     assert counts == [1, 1, 0]
-    assert os.listdir(tmp_path / "cache")
+    files = os.listdir(tmp_path / "cache")
+    assert files
+    assert all(name.endswith(".poplar_exec") for name in files)
 
 
 def test_unknown_engine_options_are_refused_in_the_words_of_the_library(tf: Any, ipu: Any) -> None:

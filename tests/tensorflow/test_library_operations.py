@@ -229,3 +229,32 @@ def test_losses_over_sampled_classes_keep_those_that_are_true_and_take_given_one
     assert np.isfinite(own).all()
     with pytest.raises(ValueError, match="out_dtype cannot be float16 when dtype of logits is float32"):
         ipu.nn_ops.ctc_loss_v2(labels, tf.zeros([4, 3, 7]), [1, 1, 1], [4, 4, 4], 0, tf.float16)
+
+
+def test_fused_batch_norms_take_scales_and_statistics_in_halves(ipu: Any) -> None:
+    import tensorflow as tf
+    from tensorflow.python.ops import gen_nn_ops, nn
+
+    rng = np.random.default_rng(5)
+    x = rng.normal(size=(2, 3, 3, 2)).astype(np.float16)
+    scale, offset = np.array([0.5, 2.0], np.float16), np.array([1.0, -1.0], np.float16)
+
+    @tf.function(jit_compile=True)
+    def step(inputs: tf.Tensor) -> Any:
+        y, mean, variance = nn.fused_batch_norm(inputs, scale, offset, epsilon=0.01)
+        slopes = gen_nn_ops.fused_batch_norm_grad_v2(
+            tf.ones_like(inputs), inputs, scale, mean, variance, epsilon=0.01, is_training=True
+        )
+        kept, *_ = nn.fused_batch_norm(inputs, scale, offset, mean, variance, epsilon=0.01, is_training=False)
+        return y, mean, variance, slopes[2], kept
+
+    with ipu.ipu_strategy.IPUStrategyV1().scope() as strategy:
+        y, mean, variance, of_offset, kept = strategy.run(step, args=[tf.constant(x)])
+    wide = x.astype(np.float64).reshape(-1, 2)
+    assert {t.dtype for t in (y, mean, variance, of_offset, kept)} == {tf.float16}
+    np.testing.assert_allclose(mean, wide.mean(0), rtol=2e-3, atol=1e-3)
+    np.testing.assert_allclose(variance, wide.var(0, ddof=1), rtol=2e-3)
+    for values, spread in ((y, wide.var(0)), (kept, wide.var(0, ddof=1))):
+        expected = (wide - wide.mean(0)) / np.sqrt(spread + 0.01) * scale + offset
+        np.testing.assert_allclose(np.reshape(values, (-1, 2)), expected, rtol=1e-2, atol=1e-2)
+    np.testing.assert_array_equal(of_offset, [18.0, 18.0])

@@ -179,6 +179,7 @@ class DeviceTable:
             first_replica=first,
             keeps_replica_state=True,
             cache_directory=flags().cache_directory,
+            cache_suffix=".poplar_exec",
             **self._precision(),
         )
 

@@ -2,15 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from podrun.private_apis.tensorflow import private_module
 from podrun.tensorflow.capture.markers import mark
 
 EPSILON = 1.53e-5
 """The norms' default."""
+_FUSED_NORMS = (
+    "fused_batch_norm_v2",
+    "fused_batch_norm_v3",
+    "fused_batch_norm_grad_v2",
+    "fused_batch_norm_grad_v3",
+)
+"""Operations of ``gen_nn_ops`` whose scales and statistics are floats in TensorFlow, and may be halves in the SDK."""
+_STATISTICS = ("scale", "offset", "mean", "variance", "reserve_space_1", "reserve_space_2", "reserve_space_3")
+
+
+def let_batch_norms_take_halves() -> None:
+    """Let fused batch norms, and their gradients, take scales and statistics in halves, and give these in halves."""
+    operations = private_module("ops.gen_nn_ops")
+    for name in _FUSED_NORMS:
+        call = getattr(operations, name)
+        if not hasattr(call, "__wrapped__"):
+            setattr(operations, name, _of_any_width(call))
+
+
+def _of_any_width(call: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(call)
+
+    @functools.wraps(call)
+    def fused(*args: object, **options: object) -> Any:
+        bound = signature.bind(*args, **options)
+        if tf.convert_to_tensor(bound.arguments["scale"]).dtype != tf.float16:
+            return call(*args, **options)
+        for name in set(_STATISTICS) & bound.arguments.keys():
+            bound.arguments[name] = tf.cast(bound.arguments[name], tf.float32)
+        first, *others = outcome = call(*bound.args, **bound.kwargs)
+        return type(outcome)(first, *(tf.cast(x, tf.float16) for x in others))
+
+    return fused
 
 
 def approximate_gelu(x: tf.Tensor, approximate: bool = True, name: str | None = None) -> tf.Tensor:

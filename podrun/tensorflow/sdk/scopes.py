@@ -29,6 +29,7 @@ from podrun.tensorflow.execution.eager_devices import install_eager_devices
 from podrun.tensorflow.execution.launching import install_sessions
 from podrun.tensorflow.execution.placed_devices import install_devices, made_on_ipu
 from podrun.tensorflow.execution.poplar_flags import flags
+from podrun.tensorflow.sdk.layer_ops import let_batch_norms_take_halves
 from podrun.tensorflow.sdk.shard_ops import SHARDING
 
 
@@ -148,5 +149,6 @@ def install_front_end() -> None:
     read_variables_in_programs(made_on_ipu)
     install_sessions()
     install_devices()
+    let_batch_norms_take_halves()
     install_eager_devices()
     importlib.import_module("podrun.tensorflow.sdk.host_markers").install_host_markers()
