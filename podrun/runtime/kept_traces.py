@@ -15,7 +15,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -99,14 +99,22 @@ def kept_facts(question: TraceQuestion, trace: Callable[[], TraceFacts]) -> Trac
     return facts
 
 
-def noted_names(what: str, names: Callable[[], dict[str, list[int]]]) -> Mapping[str, Sequence[int]]:
-    """Numbers by name that podrun's modules hold, as an earlier process found them, or as ``names()`` gives them."""
+T = TypeVar("T", int, str)
+
+
+def noted_names(
+    what: str, names: Callable[[], dict[str, list[T]]], kind: type[T]
+) -> Mapping[str, Sequence[T]]:
+    """What podrun's modules hold by name, numbers or texts (``kind``), as an earlier process found it or as ``names()``
+    gives it.
+    """
     entry = plan_entry(("names", what, made_by(environment())))
     if entry is None:
         return names()
     stored = entry.read()
-    if isinstance(stored, dict) and all(isinstance(numbers, list) for numbers in stored.values()):
-        return stored
+    lists = list(stored.values()) if isinstance(stored, dict) else [None]
+    if all(isinstance(part, list) and part and {type(item) for item in part} == {kind} for part in lists):
+        return dict(stored)
     answer = names()
     entry.write(answer)
     return answer

@@ -121,7 +121,7 @@ def _noted_operators() -> Mapping[str, Sequence[int]]:
         names = dict.fromkeys(f"{item.domain} {item.name}" for item in own)
         return {name: [o.since for o in own if f"{o.domain} {o.name}" == name] for name in names}
 
-    return noted_names("operators of ONNX", answer)
+    return noted_names("operators of ONNX", answer, int)
 
 
 def lookup(node: Node) -> Operator:

@@ -17,6 +17,7 @@ from podrun.poptorch.api.options import Options
 from podrun.poptorch.api.strategies import PIPELINED, PipelinedExecution
 from podrun.poptorch.capture.capture import Capture, capture
 from podrun.poptorch.capture.graph import BlockPlacement, GraphNode
+from podrun.poptorch.compile.aten_table import supported
 from podrun.poptorch.compile.batches import BatchDimensions
 from podrun.poptorch.errors import Error
 from podrun.private_apis.torch import unvalidated_distributions
@@ -62,8 +63,6 @@ def capture_module(
     module: torch.nn.Module, args: Sequence[Any], kwargs: dict[str, Any], options: Options
 ) -> Capture:
     """Capture a module with its annotations. Error for operators that IPUs do not have."""
-    from podrun.poptorch.operators.table import supported  # Imports JAX, which a program needs from here on.
-
     strategy = options._execution_strategy
     if isinstance(strategy, PipelinedExecution):
         strategy.restart()

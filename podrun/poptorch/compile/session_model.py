@@ -1,35 +1,24 @@
 """A captured graph as the model of a session: a node of a domain of its own for each ATen operator.
 
 A node holds the captured operator itself; its tensors are the node's inputs. The model states which parameters are
-trained and which tensors replace buffers. The table of operators imports JAX, so functions import it when they are
-called: a program that imports ``poptorch`` and compiles nothing waits for no JAX.
+trained and which tensors replace buffers. What computes the operators is in `aten_table`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from podrun.compiler.program import Beside
 from podrun.core.errors import InternalError
+from podrun.core.executable import numpy_dtype
 from podrun.core.quick_dataclass import dataclass
 from podrun.poptorch.api.enums import OverlapMode
-from podrun.poptorch.capture.graph import (
-    CUSTOM,
-    BlockPlacement,
-    CapturedGraph,
-    GraphNode,
-    GraphValue,
-    Subgraph,
-)
+from podrun.poptorch.capture.graph import BlockPlacement, CapturedGraph, GraphNode, GraphValue
+from podrun.poptorch.compile.aten_table import ATEN_OPERATORS, CAPTURED, PRINT_TENSOR, UPDATE, aten_kind
 from podrun.runtime.graph import NOWHERE, Hints, Model, Node, OperatorGraph, Place, TensorType, VariableGroups
-from podrun.runtime.operators import Context, Operator, OperatorFunction
-
-if TYPE_CHECKING:
-    from jax import Array
 
 DOMAIN = "pytorch.aten"
 """Domain of nodes that are ATen operators."""
@@ -37,10 +26,6 @@ CHECKPOINT = "podrun.recomputation_checkpoint.default"
 SET_MEMORY = "podrun.set_available_memory.default"
 OVERLAPPED_INPUT, OVERLAPPED_OUTPUT = "podrun.overlap_input.default", "podrun.overlap_output.default"
 PRINT = "podrun.print_tensor.default"
-UPDATE = "podrun.update"
-"""Operator that names the new value of a buffer."""
-CAPTURED = "captured"
-"""Attribute of a node: the `GraphNode` that it stands for."""
 
 
 BESIDE = {
@@ -86,8 +71,6 @@ class PlacedGraph:
 
 def model_of_graph(source: PlacedGraph, wanted: Sequence[GraphValue], name: str) -> SessionModel:
     """The nodes that ``wanted`` values and updates need, as a model for sessions."""
-    from podrun.poptorch.operators.table import dtype_named
-
     graph = source.graph
     updates = {n: v for n, v in graph.updates.items() if n in graph.parameters}
     captured = graph.without_unused([*wanted, *updates.values()])
@@ -100,7 +83,7 @@ def model_of_graph(source: PlacedGraph, wanted: Sequence[GraphValue], name: str)
     used = {name for node in nodes for name in node.inputs}
     initial = {n: np.asarray(source.values[n]) for n in graph.parameters if n in used}
     initial |= {names[number]: data for number, (_, data) in graph.constants.items() if names[number] in used}
-    inputs = {names[v.number]: TensorType(dtype_named(v.dtype), v.shape) for v in graph.inputs.values()}
+    inputs = {names[v.number]: TensorType(numpy_dtype(v.dtype), v.shape) for v in graph.inputs.values()}
     crossing = {n: BESIDE[mode] for n, mode in overlaps(graph).items()}
     main = OperatorGraph(
         name,
@@ -208,10 +191,7 @@ def _node(
 ) -> Node:
     if node.operator == PRINT:
         return _print(node, names, source)
-    from podrun.poptorch.operators.table import find
-
-    operator = find(node.operator)
-    kind = operator.kind if operator is not None else ""
+    kind = aten_kind(node.operator) or ""
     short = node.operator.removeprefix("aten.").partition(".")[0]
     label = "Checkpoint" if node.operator == CHECKPOINT else short
     path = node.origin.module.replace(".", "/") if source.scopes else ""
@@ -305,50 +285,3 @@ def _placed(place: BlockPlacement | None, source: PlacedGraph) -> Place:
     ipu, stage, phase = (0, 0, 0) if place is None else (place.ipu, place.stage, place.phase)
     number = source.stages.index(stage) if stage in source.stages else stage
     return Place(ipu, phase=phase) if source.phased else Place(ipu, number)
-
-
-def _run(ctx: Context, node: Node, *tensors: Array) -> tuple[Array, ...]:
-    """One captured operator."""
-    from podrun.poptorch.operators.table import run_aten
-
-    captured: GraphNode = node[CAPTURED]
-    values = {value.number: tensor for value, tensor in zip(captured.reads(), tensors, strict=True)}
-    return run_aten(captured, values, ctx.key, ctx.training)
-
-
-def _run_update(ctx: Context, node: Node, old: Array, new: Array) -> tuple[Array, ...]:
-    ctx.state_update(0, 0)
-    return (new.astype(old.dtype),)
-
-
-def _run_print(ctx: Context, node: Node, value: Array) -> Array:
-    return value
-
-
-PRINT_TENSOR = "PrintTensor"
-_FUNCTIONS: Mapping[str, OperatorFunction] = {UPDATE: _run_update, PRINT_TENSOR: _run_print}
-
-
-class AtenOperators:
-    """The captured operators as the runtime asks for them: an `podrun.runtime.operators.OperatorTable`."""
-
-    def lookup(self, node: Node) -> Operator:
-        """The function of a node. What the table of ATen operators lacks is refused when it runs."""
-        return Operator(node.domain, node.op_type, 1, _FUNCTIONS.get(node.op_type, _run))
-
-    def meaning(self, nodes: Iterable[Node]) -> str | None:
-        """See `podrun.runtime.operators.OperatorTable`: captured nodes say all, but for custom operators."""
-        captured = (node[CAPTURED] for node in nodes if CAPTURED in node.attributes)
-        return None if any(map(_is_custom, captured)) else "aten"
-
-
-def _is_custom(argument: object) -> bool:
-    """Whether a captured operator, or one of the graphs that it runs, calls a function that was registered."""
-    if isinstance(argument, GraphNode):
-        return argument.operator == CUSTOM or _is_custom((argument.arguments, (*argument.keywords.values(),)))
-    if isinstance(argument, Subgraph):
-        return any(map(_is_custom, argument.nodes))
-    return isinstance(argument, tuple) and any(map(_is_custom, argument))
-
-
-ATEN_OPERATORS = AtenOperators()

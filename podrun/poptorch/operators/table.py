@@ -131,11 +131,6 @@ def find(name: str) -> AtenOperator | None:
     return all_operators().get(rest) or all_operators().get(rest.partition(".")[0])
 
 
-def supported(name: str) -> bool:
-    """Whether the table has an operator."""
-    return find(name) is not None
-
-
 def dtype_named(name: str) -> np.dtype[Any]:
     """A NumPy type by name, ``bfloat16`` among them."""
     return np.dtype(jnp.dtype(name))

@@ -21,7 +21,8 @@ import torch
 from podrun.poptorch.capture.capture import capture
 from podrun.poptorch.capture.graph import GraphValue, flatten
 from podrun.poptorch.capture.torch_names import to_numpy
-from podrun.poptorch.operators.table import run_aten, supported
+from podrun.poptorch.compile.aten_table import supported
+from podrun.poptorch.operators.table import run_aten
 from tests.poptorch.operators.cases import Case, Numbers, operator_of
 
 SAMPLES = 2
