@@ -202,7 +202,7 @@ def test_signals_end_everything(commands: Commands, tmp_path: Path, number: int)
     assert process.stdout.readline().endswith(":here\n")
     assert process.stdout.readline().endswith(":here\n")
     process.send_signal(number)
-    process.communicate(timeout=60)
+    process.communicate(timeout=120)
     assert process.returncode == 128 + number
 
 
@@ -214,7 +214,7 @@ def test_kill_9_of_podrun_takes_the_instances_with_it(commands: Commands, tmp_pa
         process.stdout.readline()
     assert len(commands.processes()) >= 5
     process.kill()
-    process.communicate(timeout=60)
+    process.communicate(timeout=120)
     commands.wait_until_gone()
     scratch = list(commands.scratch.glob("podrun-*"))
     assert scratch == []
@@ -235,7 +235,7 @@ def test_the_next_command_sweeps_what_even_the_guardian_could_not(commands: Comm
     os.kill(process.pid, signal.SIGSTOP)
     os.kill(guardian, signal.SIGKILL)
     os.kill(process.pid, signal.SIGKILL)
-    process.communicate(timeout=60)
+    process.communicate(timeout=120)
     wait_until(lambda: set(commands.processes().values()) == {"sleep 60"}, 60, "only the grandchild is left")
     assert list(commands.scratch.glob("podrun-scratch-*"))
     assert commands.run(*OFFLINE, "true").returncode == 0

@@ -303,7 +303,7 @@ def test_a_machine_whose_process_dies_before_it_ran_is_started_once_more(
     made = commands.run("vipu", f"--api-port={port}", "create", "partition", "p", "--size=4")
     assert list(lives.iterdir()) == []
     server.send_signal(signal.SIGINT)
-    said = server.communicate(timeout=30)[1]
+    said = server.communicate(timeout=120)[1]
     assert "the process of machine ipum1 on 127.0.0.1 ended before it ran (Worker unexpectedly exits" in said
     assert "; starting it once more" in said
     assert made.returncode == deaths - 1, made.stderr

@@ -43,7 +43,7 @@ def server() -> Iterator[Commands]:
             assert created.returncode == 0, created.stderr
             yield commands
             process.send_signal(signal.SIGTERM)
-            out, err = process.communicate(timeout=30)
+            out, err = process.communicate(timeout=120)
             assert process.returncode == 0, out + err
     finally:
         shutil.rmtree(home, ignore_errors=True)

@@ -95,6 +95,6 @@ def ray_cluster() -> Iterator[Cluster]:
                 lambda: _scratch(made) == [], LEAK_SECONDS, "directories for temporary files are removed"
             )
         for process in started:
-            process.communicate(timeout=30)
+            process.communicate(timeout=120)
     finally:
         subprocess.run(["rm", "-rf", str(home)], check=True)

@@ -60,7 +60,7 @@ def test_partitions_of_one_pod(commands: Commands, tmp_path: Path) -> None:
     )
     assert "poplar_unrecoverable_runtime_error" in broken.stdout + broken.stderr
     ended.send_signal(signal.SIGINT)
-    ended.communicate(timeout=30)
+    ended.communicate(timeout=120)
     assert ended.returncode == 130
     for run in train:
         end(run)
@@ -69,4 +69,4 @@ def test_partitions_of_one_pod(commands: Commands, tmp_path: Path) -> None:
     assert [state in states for state in ("ACTIVE", "ERROR")] == [True, True]
     assert states.count("ACTIVE") == 3
     server.terminate()
-    server.communicate(timeout=30)
+    server.communicate(timeout=120)

@@ -50,6 +50,6 @@ def test_a_killed_process_goes_on_from_its_last_checkpoint(tmp_path: Path) -> No
             for _ in range(int(random.integers(2, 6))):
                 saved = int(process.stdout.readline().split()[1]) - 1  # The one before had been written.
             process.kill()
-            process.communicate(timeout=30)
+            process.communicate(timeout=120)
     assert saved > KILLS
     assert len(list(tmp_path.iterdir())) <= 4

@@ -54,7 +54,7 @@ def test_ctrl_c_while_stepping(pod: Commands) -> None:
     process = pod.start(*RUN, SMALL, "1000000")
     until_stepping(process)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=120)
     assert process.returncode == 130
     assert "SIGINT: all instances were ended" in err
     wait_until(lambda: detached(pod), 60, "the machines notice that the processes are gone")
@@ -125,7 +125,7 @@ def test_cold_run_under_nohup_seen_by_the_monitor_and_everything_is_gone(command
     for pid in {process.pid, *commands.processes()}:
         os.kill(pid, signal.SIGHUP)
     seen = commands.run("gc-monitor", "--json")
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     assert seen.returncode == 0, seen.stderr
     assert seen.stdout.count('"PID"') == 4
@@ -141,7 +141,7 @@ def test_cold_run_ended(commands: Commands, number: int) -> None:
     until_stepping(process)
     before = time.monotonic()
     process.send_signal(number)
-    process.communicate(timeout=60)
+    process.communicate(timeout=120)
     commands.wait_until_gone()
     assert time.monotonic() - before < 60
     if number == signal.SIGKILL:
@@ -157,5 +157,5 @@ def test_ctrl_c_while_machines_start(commands: Commands) -> None:
     while "creating partition" not in (line := process.stderr.readline()):
         assert line
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
+    process.communicate(timeout=120)
     assert process.returncode == 130

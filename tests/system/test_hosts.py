@@ -34,7 +34,7 @@ def elsewhere(commands: Commands) -> Iterator[dict[str, str]]:
         assert line, head.communicate()
     yield {**ray, "RAY_ADDRESS": f"127.0.0.1:{port}"}
     head.send_signal(signal.SIGTERM)
-    head.communicate(timeout=60)
+    head.communicate(timeout=120)
     shutil.rmtree(short, ignore_errors=True)
 
 
@@ -68,7 +68,7 @@ def test_ctrl_c_reaches_the_other_host(commands: Commands, elsewhere: dict[str, 
     assert process.stdout is not None
     assert process.stdout.readline() == "[1,0]<stdout>:here\n"
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
+    process.communicate(timeout=120)
     assert process.returncode == 130
     wait_until(
         lambda: not any("train.py" in w for w in commands.processes().values()), 10, "the instance ends"

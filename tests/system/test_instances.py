@@ -16,7 +16,7 @@ PROGRAM = PROGRAMS / "instances.py"
 
 def launch(commands, instances, *words, env=None):
     line = ("podrun", "--offline-mode=yes", f"--num-replicas={instances}", f"--num-instances={instances}")
-    return commands.run(*line, PROGRAM, *words, timeout=60.0, env=env)
+    return commands.run(*line, PROGRAM, *words, env=env)
 
 
 @pytest.mark.parametrize("instances", [2, pytest.param(4, marks=pytest.mark.slow)])

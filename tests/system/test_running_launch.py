@@ -27,11 +27,11 @@ def launch(server: Commands) -> Iterator[subprocess.Popen[str]]:
         yield process
         if process.poll() is None:
             process.terminate()
-            process.communicate(timeout=60)
+            process.communicate(timeout=120)
         assert process.returncode == 143
     finally:
         process.kill()
-        process.communicate(timeout=60)
+        process.communicate(timeout=120)
 
 
 def test_monitor_sees_the_partition_and_the_attached_processes(
@@ -60,7 +60,7 @@ def test_podrun_stop_ends_a_launch_as_ctrl_c_does(launch: subprocess.Popen[str],
     assert "podrun --num-replicas=16" in listed.stdout
     stopped = pod.run("podrun", "stop", PARTITION)
     assert (stopped.returncode, stopped.stdout) == (0, f"{PARTITION} ended\n"), stopped.stderr
-    _, err = launch.communicate(timeout=60)
+    _, err = launch.communicate(timeout=120)
     assert launch.returncode == 143
     assert "SIGTERM: all instances were ended" in err
     wait_until(lambda: detached(pod), 60, "the machines notice that the processes are gone")

@@ -99,7 +99,7 @@ def test_a_server_of_ones_own_for_instances_on_both_hosts(cluster: Cluster) -> N
         assert tagged(done.stdout, instance) == [f"machines on {first} {second}", "refused", "refused"]
     stop = cluster.run("pkill", "--full", "--signal", "TERM", "bin/vipu-server")
     assert stop.returncode == 0, stop.stderr
-    server.communicate(timeout=60)
+    server.communicate(timeout=120)
     assert server.returncode == 0
 
 
