@@ -74,6 +74,30 @@ def cases() -> dict[str, Case]:
         "Sinh": (lambda x: raw.Sinh(x=x), (np.array([11.789, -11.785]),)),
         "Cosh": (lambda x: raw.Cosh(x=x), (np.array([11.789, -11.785]),)),
         "Expm1": (lambda x: raw.Expm1(x=x), (np.array([11.095]),)),
+        "Exp": (lambda x: raw.Exp(x=x), (np.array([11.095, 9.0]),)),
+        "Reciprocal": (lambda x: raw.Reciprocal(x=x), (np.array([1e-5, -1e-5, 0.1]),)),
+        "Inv": (lambda x: raw.Inv(x=x), (np.array([1e-5, -1e-5, 0.1]),)),
+        "Rsqrt": (lambda x: raw.Rsqrt(x=x), (np.array([0.0, 0.5]),)),
+        "Log": (lambda x: raw.Log(x=x), (np.array([0.0, 0.5]),)),
+        "Log1p": (lambda x: raw.Log1p(x=x), (np.array([-1.0, 0.5]),)),
+        "Atanh": (lambda x: raw.Atanh(x=x), (np.array([1.0, -1.0, 0.5]),)),
+        "Digamma": (lambda x: raw.Digamma(x=x), (np.array([1e-5, 0.5]),)),
+        "Erfinv": (lambda x: raw.Erfinv(x=x), (np.array([1.0, 0.5]),)),
+        "Ndtri": (lambda x: raw.Ndtri(x=x), (np.array([1.0, 0.25]),)),
+        "DivNoNan": (lambda x, y: raw.DivNoNan(x=x, y=y), (np.array([300.0, 1.0]), np.array([2**-10, 0.0]))),
+        "Xlogy": (lambda x, y: raw.Xlogy(x=x, y=y), (np.array([40000.0, 0.0]), np.array([10.0, 0.0]))),
+        "Xlog1py": (lambda x, y: raw.Xlog1py(x=x, y=y), (np.array([40000.0, 0.0]), np.array([10.0, -1.0]))),
+        "Xdivy": (lambda x, y: raw.Xdivy(x=x, y=y), (np.array([300.0, 0.0]), np.array([2**-10, 0.0]))),
+        "Prod": (lambda x: raw.Prod(input=x, axis=[0]), (np.array([300.0, 290.0, 2.0]),)),
+        "LogSoftmax": (lambda x: raw.LogSoftmax(logits=x), (np.array([[60000.0, -60000.0, 59999.0]]),)),
+        "SoftmaxCrossEntropyWithLogits": (
+            lambda x: raw.SoftmaxCrossEntropyWithLogits(features=x, labels=tf.constant([[0, 1]], x.dtype))[0],
+            (np.array([[60000.0, -60000.0]]),),
+        ),
+        "SparseSoftmaxCrossEntropyWithLogits": (
+            lambda x: raw.SparseSoftmaxCrossEntropyWithLogits(features=x, labels=[1])[0],
+            (np.array([[60000.0, -60000.0]]),),
+        ),
         "TensorScatterAdd": (
             lambda x, y: raw.TensorScatterAdd(tensor=x, indices=[[0]], updates=y),
             (SUMS, SUMS[:1]),
@@ -173,6 +197,7 @@ def test_a_gradient_of_zero_stays_zero_where_the_slope_overflows(ipu: Any) -> No
         with tf.GradientTape() as tape:
             tape.watch([x, small])
             parts = [tf.square(x), x**4, x / small, tf.math.sinh(x), tf.math.expm1(x)]
+            parts += [tf.exp(x), tf.math.reciprocal(small * 0.1), tf.math.log(small * 0.0)]
             total = tf.add_n([tf.reduce_sum(part * tf.zeros_like(x)) for part in parts])
         return tape.gradient(total, [x, small])
 

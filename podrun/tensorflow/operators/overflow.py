@@ -27,7 +27,8 @@ _LINEAR = frozenset({
     "BiasAddGrad", "BiasAddV1", "Cast", "Conv2D", "Conv2DBackpropFilter", "Conv2DBackpropInput", "Conv3D",
     "Conv3DBackpropFilterV2", "Conv3DBackpropInputV2", "Cross", "Cumsum", "DepthwiseConv2dNative",
     "DepthwiseConv2dNativeBackpropFilter", "DepthwiseConv2dNativeBackpropInput", "Einsum", "L2Loss", "LeakyRelu",
-    "Lgamma", "MatMul", "Mean", "Mul", "MulNoNan", "ScatterNd", "SegmentSum", "Sub", "Sum", "TensorScatterAdd",
+    "Lgamma", "LogSoftmax", "MatMul", "Mean", "Mul", "MulNoNan", "Prod", "ScatterNd", "SegmentSum",
+    "SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits", "Sub", "Sum", "TensorScatterAdd",
     "TensorScatterSub", "UnsortedSegmentSum",
 })  # fmt: skip
 """Operations whose gradients TensorFlow makes of their inputs and not of their results, and whose slopes are finite:
@@ -51,6 +52,89 @@ def _of_power(clip: Slope, result: Array, inputs: Sequence[Array], tangents: Seq
     one = jnp.ones((), x.dtype)
     logs = jnp.log(jnp.where(x > 0, x, one))
     return base * y * clip(jnp.power(x, y - one)) + exponent * clip(result) * logs
+
+
+def _without_nan(above: Array, below: Array) -> Array:
+    """A quotient that is 0 where its divisor is 0."""
+    import jax.numpy as jnp
+
+    zero = below == 0
+    return jnp.where(
+        zero, jnp.zeros((), above.dtype), above / jnp.where(zero, jnp.ones((), below.dtype), below)
+    )
+
+
+def _of_division_without_nan(
+    clip: Slope, _: Array, inputs: Sequence[Array], tangents: Sequence[Array]
+) -> Array:
+    (a, b), (above, below) = inputs, tangents
+    outer = clip(_without_nan(clip(_without_nan(-a, b)), b))
+    return _without_nan(above, b) + below * outer
+
+
+def _of_product_with_log(offset: int) -> Slope:
+    """The slope of ``x * log(offset + y)``."""
+
+    def tangent(clip: Slope, result: Array, inputs: Sequence[Array], tangents: Sequence[Array]) -> Array:
+        import jax.numpy as jnp
+
+        (x, y), (factor, inside) = inputs, tangents
+        logs = jnp.log1p(y) if offset else jnp.log(y)
+        first = jnp.where(x == 0, jnp.zeros((), x.dtype), clip(logs))
+        second = jnp.where(x == 0, jnp.zeros((), x.dtype), clip(x / (y + offset)))
+        return factor * first + inside * second
+
+    return tangent
+
+
+def _of_division_without_zeros(
+    clip: Slope, _: Array, inputs: Sequence[Array], tangents: Sequence[Array]
+) -> Array:
+    import jax.numpy as jnp
+
+    (x, y), (above, below) = inputs, tangents
+    zero, none = x == 0, jnp.zeros((), x.dtype)
+    first = jnp.where(zero, none, clip(1 / y))
+    return above * first + below * jnp.where(zero, none, clip(-x / clip(y * y)))
+
+
+def _of_result(slope: Callable[[Slope, Array], Array]) -> Slope:
+    """What becomes of the tangent of an operation with one input, of whose clipped result the slope is made."""
+
+    def tangent(clip: Slope, result: Array, inputs: Sequence[Array], tangents: Sequence[Array]) -> Array:
+        return tangents[0] * clip(slope(clip, clip(result)))
+
+    return tangent
+
+
+def _in_float32(slope: Callable[[Array], Array]) -> Callable[[Array], Array]:
+    """A slope that is computed in float32 and rounded once."""
+
+    def rounded(x: Array) -> Array:
+        return slope(x.astype(np.float32)).astype(x.dtype)
+
+    return rounded
+
+
+def _slope_of_inverse(name: str) -> Callable[[Array], Array]:
+    """The slope of ``Erfinv`` and ``Ndtri``: that of the function which they invert is a bell's."""
+
+    def slope(x: Array) -> Array:
+        import jax.numpy as jnp
+        from jax import lax
+        from jax.scipy.special import ndtri
+
+        if name == "Erfinv":
+            return np.float32(np.sqrt(np.pi) / 2) * jnp.exp(lax.erf_inv(x) ** 2)
+        return np.float32(np.sqrt(2 * np.pi)) * jnp.exp(ndtri(x) ** 2 / 2)
+
+    return slope
+
+
+def _trigamma(x: Array) -> Array:
+    from jax.scipy.special import polygamma
+
+    return polygamma(1, x)
 
 
 def _of_one(slope: Callable[[Array], Array]) -> Slope:
@@ -80,6 +164,20 @@ _SLOPES: dict[str, Slope] = {
     "Sinh": _of_one(_hyperbolic("cosh")),
     "Cosh": _of_one(_hyperbolic("sinh")),
     "Expm1": _of_one(_hyperbolic("exp")),
+    "Exp": _of_result(lambda clip, y: y),
+    "Reciprocal": _of_result(lambda clip, y: -clip(y * y)),
+    "Inv": _of_result(lambda clip, y: -clip(y * y)),
+    "Rsqrt": _of_one(_in_float32(lambda x: -0.5 / (x * x**0.5))),
+    "Log": _of_one(lambda x: 1 / x),
+    "Log1p": _of_one(lambda x: 1 / (1 + x)),
+    "Atanh": _of_one(lambda x: 1 / (1 - x * x)),
+    "Digamma": _of_one(_in_float32(_trigamma)),
+    "Erfinv": _of_one(_in_float32(_slope_of_inverse("Erfinv"))),
+    "Ndtri": _of_one(_in_float32(_slope_of_inverse("Ndtri"))),
+    "DivNoNan": _of_division_without_nan,
+    "Xlogy": _of_product_with_log(0),
+    "Xlog1py": _of_product_with_log(1),
+    "Xdivy": _of_division_without_zeros,
 }
 """Operations whose slopes can overflow too, which then are the greatest half or NaN as other halves, so that a gradient
 of zero stays zero. Source of the formulas: TensorFlow's gradient functions.
