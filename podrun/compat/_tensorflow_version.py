@@ -173,7 +173,8 @@ _SDK_PACKAGES = ("tensorflow.python.ipu", "tensorflow.compiler.plugin.poplar")
 
 def uses_sessions_alone(trees: Sequence[ast.AST]) -> bool:
     """Whether a program for IPUs has sessions of ``tensorflow.compat.v1`` and nothing that may be of version 2: in the
-    SDK's TensorFlow 1 nothing runs eagerly there.
+    SDK's TensorFlow 1 nothing runs eagerly there. Names that mean something else in version 2 (``random``) are no doubt
+    where the program compiles for an IPU outside of graphs of its own.
     """
     sessions = {name for tree in trees for name in _used_names(tree, "tensorflow.compat.v1")} & _SESSIONS
     imported = {name + "." for tree in trees for name in _imported(tree)}
@@ -185,7 +186,23 @@ def uses_sessions_alone(trees: Sequence[ast.AST]) -> bool:
     runs = _KERAS_RUNS - {"evaluate", "predict"} if used & _ESTIMATORS else _KERAS_RUNS
     if used & _VERSION_2 or ("keras" in used | plain and used & runs):
         return False
-    return plain <= _WITHOUT_RESULTS | {"compiler"}
+    return plain <= _WITHOUT_RESULTS | {"compiler"} or (_compiles(trees) and not used & _GRAPHS)
+
+
+_GRAPHS = {"as_default", "disable_eager_execution", "disable_v2_behavior"}
+"""With what a program of version 2 lets `ipu_compiler.compile` work, which does not where operations run eagerly."""
+
+
+def _compiles(trees: Sequence[ast.AST]) -> bool:
+    """Whether a program calls the SDK's `ipu_compiler.compile`."""
+    imported = {name for tree in trees for name in _imported(tree)}
+    return "tensorflow.python.ipu.ipu_compiler.compile" in imported or any(
+        isinstance(node, ast.Attribute)
+        and node.attr == "compile"
+        and (getattr(node.value, "attr", "") or getattr(node.value, "id", "")) == "ipu_compiler"
+        for tree in trees
+        for node in ast.walk(tree)
+    )
 
 
 def _is_for_ipus(trees: Sequence[ast.AST]) -> bool:

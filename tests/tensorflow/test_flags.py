@@ -72,6 +72,7 @@ def test_synthetic_elements_are_what_the_initializer_says(initializer: str, low:
 
 def test_programs_with_sessions_alone_are_of_version_1() -> None:
     first = "import tensorflow.compat.v1 as tf\nfrom tensorflow.python import ipu"
+    drawn = "import tensorflow as tf2\ntf.Session(); tf2.random.uniform([2])"
     for rest, expected in [
         ("tf.Session(graph=graph)", True),
         ("x = tf.placeholder(tf.float32, [])", True),
@@ -94,6 +95,11 @@ def test_programs_with_sessions_alone_are_of_version_1() -> None:
         ("import tensorflow as tf2\ntf.Session(); print(tf2.constant(1) + 1)", False),
         ("from tensorflow import constant\ntf.Session(); print(int(constant(1)))", False),
         ("from tensorflow import *\ntf.Session()", False),
+        (f"{drawn}\nipu.ipu_compiler.compile(net)", True),
+        (f"{drawn}\nfrom tensorflow.python.ipu.ipu_compiler import compile\ncompile(net)", True),
+        (f"{drawn}\nmodel.compile(loss)", False),
+        (f"{drawn}\nwith graph.as_default():\n    ipu.ipu_compiler.compile(net)", False),
+        (f"{drawn}\ntf.disable_eager_execution(); ipu.ipu_compiler.compile(net)", False),
         ("import tensorflow.keras\ntf.Session()", True),
         ("import tensorflow.python\ntf.Session(); tensorflow.add(1, 2)", False),
         ("import tensorflow as tf2\ntf.Session()\nwith tf2.control_dependencies([x]):\n    pass", True),

@@ -40,6 +40,7 @@ CASES = [
     ("keras_popdist.py", "replicas 1", 1e-5),
     ("keras_graph_network.py", "metrics ['accuracy', 'area', 'loss']", 1e-5),
     ("keras_unet.py", "stages 4 shape (16, 4, 4, 2)", 1e-4),
+    ("keras_voice.py", "outputs ['duration_loss', 'first_loss', 'pitch_loss', 'spectrum_loss']", 1e-4),
 ]
 """Program, a part of what it prints, and how far it may be from the host: halves differ in their rounding."""
 

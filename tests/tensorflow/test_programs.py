@@ -212,3 +212,22 @@ def test_a_detector_in_half_precision_finds_objects(tmp_path: Path) -> None:
     # Scores of about 5 in halves are 2^-8 apart; the host rounds within other sums.
     assert float(re.findall(r"difference (\S+)", output)[0]) < 0.1
     assert float(re.findall(r"right (\S+)", output)[0]) > 0.7
+
+
+def test_two_optimizers_in_one_loop_train_as_on_the_host(tmp_path: Path) -> None:
+    output = run("adversaries_v1.py", cwd=tmp_path)
+    assert "shapes (1, 16, 2) (40, 16, 2)" in output
+    assert min(float(v) for v in re.findall(r"^deviations (\S+) (\S+)", output, re.MULTILINE)[0]) > 0.05
+    for number in re.findall(r"^(?:losses 100|difference) (\S+)", output, re.MULTILINE):
+        assert float(number) < 1e-5
+
+
+@pytest.mark.parametrize(("dtype", "least"), [("float32", 0.9), ("float16", 0.85)])
+def test_a_pipelined_estimator_finds_what_is_bright(dtype: str, least: float, tmp_path: Path) -> None:
+    output = run("segment_v1.py", dtype, cwd=tmp_path)
+    dices = [float(value) for value in re.findall(r"dice (\S+)", output)]
+    assert len(dices) == 3
+    assert dices[-1] > least
+    assert (
+        f"received (48, 2, 4, 16, 16, 1) {dtype}" in output
+    )  # Two IPUs without a pipeline are two replicas.
