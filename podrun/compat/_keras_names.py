@@ -308,6 +308,9 @@ def serve_keras_names() -> None:
         importlib.import_module(name).ipu = ipu  # type: ignore[attr-defined]
     _replace_the_copy()
     importlib.import_module("tf_keras").__getattr__ = _old_attribute  # type: ignore[method-assign]
+    # The SDK's keras.backend is the module of the sources, with the names of version 1 (set_session).
+    sources = importlib.import_module("tf_keras.src.backend")
+    importlib.import_module("tf_keras.backend").__getattr__ = functools.partial(getattr, sources)  # type: ignore[method-assign]
     for root in ("tf_keras", _API):
         for name in _MODULES_OF_CLASSES:
             public = importlib.import_module(f"{root}.{name}")

@@ -68,6 +68,7 @@ assert InternalDense is internal_keras.layers.Dense is Dense
 assert InternalSGD is keras.optimizers.SGD
 assert base_layer.Layer is keras.layers.Layer
 assert internal_backend.set_floatx is keras.backend.set_floatx
+assert internal_backend.set_session is tf.compat.v1.keras.backend.set_session
 assert callable(internal_backend.in_train_phase)
 assert keras.engine.training.Model is Model
 assert callable(hdf5_format.save_model_to_hdf5)
