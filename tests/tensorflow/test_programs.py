@@ -222,12 +222,9 @@ def test_two_optimizers_in_one_loop_train_as_on_the_host(tmp_path: Path) -> None
         assert float(number) < 1e-5
 
 
-@pytest.mark.parametrize(("dtype", "least"), [("float32", 0.9), ("float16", 0.85)])
-def test_a_pipelined_estimator_finds_what_is_bright(dtype: str, least: float, tmp_path: Path) -> None:
-    output = run("segment_v1.py", dtype, cwd=tmp_path)
+def test_a_pipelined_estimator_finds_what_is_bright(tmp_path: Path) -> None:
+    output = run("segment_v1.py", "float32", cwd=tmp_path)
     dices = [float(value) for value in re.findall(r"dice (\S+)", output)]
     assert len(dices) == 3
-    assert dices[-1] > least
-    assert (
-        f"received (48, 2, 4, 16, 16, 1) {dtype}" in output
-    )  # Two IPUs without a pipeline are two replicas.
+    assert dices[-1] > 0.9
+    assert "received (48, 2, 4, 16, 16, 1) float32" in output  # Two IPUs without a pipeline are two replicas.
