@@ -231,6 +231,19 @@ def test_a_gradient_function_reads_no_tensor_of_another_function(ipu: Any) -> No
     refused = pytest.raises(UnsupportedError, match="reads 'mul:0' of 'other', which has no value")
     with ipu.ipu_strategy.IPUStrategyV1().scope() as strategy, refused:
         strategy.run(derived, args=[tf.constant(3.0)])
+    with ipu.ipu_strategy.IPUStrategyV1().scope() as strategy:  # Without a gradient nothing reads it.
+        assert strategy.run(tf.function(lambda x: same(x * 7.0)), args=[tf.constant(3.0)]) == 21.0
+    with (
+        tf.Graph().as_default(),
+        tf.compat.v1.Session() as session,
+    ):  # As layers built in a graph are called again.
+        kept[:] = [tf.compat.v1.placeholder(tf.float32, [])]
+        with ipu.scopes.ipu_scope("/device:IPU:0"):
+            result = ipu.ipu_compiler.compile(same, [tf.constant(4.0)])
+            changed = ipu.ipu_compiler.compile(lambda x: tf.gradients(same(x), x), [tf.constant(4.0)])
+        assert session.run(result) == [4.0]
+        with pytest.raises(UnsupportedError, match="of the graph around the program, which has no value"):
+            session.run(changed)
 
 
 def test_a_gradient_function_reads_what_no_result_needs(ipu: Any) -> None:

@@ -158,9 +158,10 @@ class Importer:
             importer = importer.around
         if self.reading and _is_twin(tensor, self.reading[-1][0]) and tensor.name in self.values:
             return self.values[tensor.name]
+        owner = getattr(tensor.graph, "name", None)
+        place = "the graph around the program" if owner is None else f"'{owner}'"
         raise UnsupportedError(
-            f"A gradient function of the program reads '{tensor.name}' of '{tensor.graph.name}', which has no value "
-            "where it runs.",
+            f"A gradient function of the program reads '{tensor.name}' of {place}, which has no value where it runs.",
             hint="Let the gradient function read only what its own function computes or takes.",
         )
 
@@ -302,9 +303,9 @@ def _is_twin(tensor: tf.Tensor, graph: FunctionGraph) -> bool:
     """Whether ``graph`` is that of the tensor, made again of its definition: TensorFlow puts a function's name between
     a prefix and a number. Another graph may have a tensor of the same name.
     """
-    own, name = str(tensor.graph.name), str(graph.name)
-    if not hasattr(graph, _OF_DEFINITION):
+    if not hasattr(graph, _OF_DEFINITION) or not hasattr(tensor.graph, "name"):
         return False
+    own, name = str(tensor.graph.name), str(graph.name)
     if name != own and not re.fullmatch(rf"__[a-z]+_{re.escape(own)}_\d+", name):
         return False
     try:

@@ -114,8 +114,10 @@ def backward_of(operation: tf.Operation) -> Callable[[Importer], dict[str, Any]]
         builder = GraphBuilder(f"{operation.name}/backward", importer.builder.facts, importer.builder)
         names = [builder.unique("incoming") for _ in incoming]
         inputs: dict[str, Value] = {t.name: n for t, n in zip(incoming, names, strict=True)}
-        for outer, inner in graph.captures:
-            inputs[inner.name] = importer.value_in(outer)
+        try:
+            inputs |= {inner.name: importer.value_in(outer) for outer, inner in graph.captures}
+        except UnsupportedError as error:  # Told where a gradient passes; inference has none.
+            return {"backward": str(error), "positions": ()}
         outputs = [str(v) for v in Importer(builder, importer).read(graph, inputs, gradients)]
         builder.nodes = trimmed(builder.nodes, outputs)
         return {"backward": builder.graph(names, outputs, {}, {}), "positions": positions}

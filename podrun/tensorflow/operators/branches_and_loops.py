@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import replace
@@ -80,8 +81,8 @@ def _custom_gradient(ctx: Context, node: Node, *inputs: Array) -> tuple[Array, .
     ones, which it may clip or compare; the others have none.
     """
     graph, positions = node["backward"], node["positions"]
-    if graph is None:
-        return _not_differentiated([jnp.asarray(x) for x in inputs])
+    if graph is None or isinstance(graph, str):
+        return _not_differentiated(graph, [jnp.asarray(x) for x in inputs])
     tensors = {name: ctx.environment[name] for name in sorted(graph.captures())}
     outside = {name: jnp.asarray(tensor.operand) for name, tensor in tensors.items() if not tensor.at_hand}
     backward = replace(graph, inputs=(*graph.inputs, *outside))
@@ -109,20 +110,24 @@ def _custom_gradient(ctx: Context, node: Node, *inputs: Array) -> tuple[Array, .
     return same([jnp.asarray(x) for x in inputs], list(outside.values()))
 
 
-@jax.custom_vjp
-def _not_differentiated(values: list[Array]) -> ArrayTuple:
-    """The values. UnsupportedError where a gradient passes through them."""
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _not_differentiated(reason: str | None, values: list[Array]) -> ArrayTuple:
+    """The values. UnsupportedError where a gradient passes through them: for a reason, or of too high an order."""
     return tuple(values)
 
 
-def _refuse_derivative(kept: None, incoming: ArrayTuple) -> tuple[Array, ...]:
+def _refuse_derivative(reason: str | None, kept: None, incoming: ArrayTuple) -> tuple[Array, ...]:
+    if reason is not None:
+        raise UnsupportedError(
+            reason, hint="Let the gradient function read only what its own function computes or takes."
+        )
     raise UnsupportedError(
         "A program differentiates a function with a gradient of its own (tf.custom_gradient) too often.",
         hint="Write the derivative of higher order with operations of TensorFlow.",
     )
 
 
-_not_differentiated.defvjp(lambda values: (tuple(values), None), _refuse_derivative)
+_not_differentiated.defvjp(lambda reason, values: (tuple(values), None), _refuse_derivative)
 
 
 @computes("Branch", attributes="branches", random=True)
