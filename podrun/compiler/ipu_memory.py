@@ -137,7 +137,7 @@ def _visiting(program: Program, work: SegmentWork) -> int:
         (
             parameter.spec.nbytes - _on_chip(parameter.spec, where.of(name, where.weights))
             for name, parameter in program.parameters.items()
-            if name in work.reads
+            if name in work.reads and name not in program.unsent
         ),
         default=0,
     )
@@ -194,7 +194,7 @@ class _Contents:
     def _variables(self, ipu: int) -> Iterator[tuple[str, str, int]]:
         where = self.program.locations
         for name, parameter in sorted(self.program.parameters.items()):
-            if self.homes.get(name, 0) == ipu:
+            if self.homes.get(name, 0) == ipu and name not in self.program.unsent:
                 yield WEIGHTS, name, _on_chip(parameter.spec, where.of(name, where.weights))
 
     def _state(self, ipu: int) -> Iterator[tuple[str, str, int]]:

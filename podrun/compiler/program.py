@@ -299,7 +299,9 @@ class Program:
     transfers: Transfers | None = None
     """None: the host's data are there in time, and take no modelled time."""
     unsent: frozenset[str] = frozenset()
-    """Inputs and anchors whose data do not cross between host and device: modelled without buffers and transfers."""
+    """Inputs and anchors whose data do not cross between host and device, and parameters that stay on the host. They
+    are modelled without buffers and transfers.
+    """
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
     @property

@@ -141,7 +141,9 @@ class RunSettings:
     constant_weights: bool = False
     synthetic: SyntheticData = SyntheticData.OFF
     unsent: tuple[str, ...] = ()
-    """Inputs and tensors of which synthetic data stand in for what crosses between host and device."""
+    """Inputs and tensors of which synthetic data stand in for what crosses between host and device, and variables that
+    stay on the host.
+    """
     stochastic_rounding: bool = False
     floating_point_checks: bool = False
     keeps_random_state: bool = True

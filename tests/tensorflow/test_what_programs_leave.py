@@ -135,3 +135,42 @@ def test_variables_of_other_graphs_and_configurations_do_not_come_back(ipu: Any,
     del graph
     gc.collect()
     assert held() is None
+
+
+def test_tables_of_host_embeddings_take_no_memory_of_an_ipu(ipu: Any, configured: Any) -> None:
+    """However many rows they have. The host looks them up, from a loop with a queue and from a program without one."""
+    import tensorflow.compat.v1 as tf
+
+    from podrun.compat import pva
+
+    helper = ipu.test_utils.ReportHelper()
+    helper.set_autoreport_options(configured)
+
+    def usage(rows: int, loops: bool) -> int:
+        configured.configure_ipu_system()
+        with tf.Graph().as_default(), tf.Session() as session:
+            start = tf.ones_initializer()
+            spec = ipu.embedding_ops.HostEmbeddingOptimizerSpec(0.25)
+            table = ipu.embedding_ops.create_host_embedding(
+                "rows", [rows, 16], tf.float32, optimizer_spec=spec, initializer=start
+            )
+            outfeed = ipu.ipu_outfeed_queue.IPUOutfeedQueue()
+
+            def step() -> Any:
+                weight = tf.get_variable("weight", [16, 2], initializer=start, use_resource=True)
+                loss = tf.reduce_sum(tf.matmul(table.lookup(tf.constant([2, 5])), weight))
+                with tf.control_dependencies([tf.train.GradientDescentOptimizer(0.0).minimize(loss)]):
+                    return outfeed.enqueue(tf.identity(loss))
+
+            with ipu.scopes.ipu_scope("/device:IPU:0"):
+                run = ipu.ipu_compiler.compile(lambda: ipu.loops.repeat(2, step) if loops else step())
+            session.run(tf.global_variables_initializer())
+            with table.register(session):
+                session.run(run)
+            assert session.run(outfeed.dequeue()).tolist() == ([64.0, 32.0] if loops else [64.0])
+        tiles = pva.openReport(helper.find_report()).compilation.tiles
+        helper.clear_reports()
+        return sum(tile.memory.total.excludingGaps for tile in tiles)
+
+    for loops in (True, False):
+        assert usage(100_000, loops) == pytest.approx(usage(1000, loops), rel=0.01)

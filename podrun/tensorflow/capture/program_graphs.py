@@ -318,3 +318,18 @@ def takes(function: Callable[..., Any], count: int, names: Sequence[str] = ()) -
     except ValueError:
         return None
     return None
+
+
+_ON_HOST = "_podrun_stays_on_host"
+
+
+def stays_on_host(variable: tf.Variable) -> None:
+    """Note that the program looks up rows of a variable on the host: it takes no memory of the IPUs."""
+    program = outermost_program()
+    if program is not None:
+        setattr(program.capture(variable.handle), _ON_HOST, True)
+
+
+def is_on_host(handle: tf.Tensor) -> bool:
+    """Whether the variable of a handle among a program's inputs stays on the host."""
+    return getattr(handle, _ON_HOST, False) is True

@@ -20,7 +20,7 @@ from podrun.runtime.feeds import DataFeed
 from podrun.runtime.graph import TensorType
 from podrun.tensorflow.capture.markers import REFERENCES
 from podrun.tensorflow.capture.places import PipelineShape, pipeline_of
-from podrun.tensorflow.capture.program_graphs import FunctionGraph, IpuGraph
+from podrun.tensorflow.capture.program_graphs import FunctionGraph, IpuGraph, is_on_host
 from podrun.tensorflow.execution.device_table import DEVICES
 from podrun.tensorflow.execution.poplar_flags import flags, synthetic_elements
 from podrun.tensorflow.execution.queue_loops import MainLoop, main_loop, origin
@@ -147,7 +147,8 @@ class HostProgram:
     def program(self) -> StepProgram:
         """The program for the devices as they are configured now."""
         if self._program is None or self._generation != DEVICES.generation:
-            settings = DEVICES.settings(self.ordinal, self.shards)
+            tables = [key for t, key in zip(self.inputs, self.keys, strict=True) if is_on_host(t)]
+            settings = replace(DEVICES.settings(self.ordinal, self.shards), unsent=tuple(tables))
             device = DEVICES.device(self.ordinal)
             self._program = StepProgram(self._source, self.step, device, settings, feed_types)
             self._generation = DEVICES.generation

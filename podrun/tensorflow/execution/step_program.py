@@ -144,7 +144,7 @@ class StepProgram:
         import_jax()
         self.source, self.device, self.step, self.feed_types = source, device, step, feed_types(step)
         fed, out = () if source.fed else self.feed_types, structure.leaving(step.outfeeds)
-        self.settings = replace(settings, unsent=unsent(fed, out))
+        self.settings = replace(settings, unsent=(*settings.unsent, *unsent(fed, out)))
         self.parts: SessionParts | None = None
         self.rows: dict[str, np.ndarray] = {}
         """The results of the last run, a row for each replica of this process."""

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from podrun.core.errors import UsageError
 from podrun.tensorflow.capture.gradient_cuts import watch_gradient
-from podrun.tensorflow.capture.program_graphs import innermost_program
+from podrun.tensorflow.capture.program_graphs import innermost_program, stays_on_host
 from podrun.tensorflow.sdk.gradient_accumulation import Accumulation
 
 
@@ -84,6 +84,7 @@ class HostEmbedding:
         indices = tf.convert_to_tensor(indices)
         if clip_indices:
             indices = tf.clip_by_value(indices, 0, int(self._table.shape[0]) - 1)
+        stays_on_host(self._table)
         rows = tf.gather(tf.stop_gradient(self._table), indices)
         rate = None if self._spec is None else self._spec.get_learning_rate()
         if not rate:
