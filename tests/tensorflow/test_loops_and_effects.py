@@ -348,3 +348,22 @@ def test_a_list_leaves_a_loop_with_queues(ipu: Any) -> None:
     np.testing.assert_array_equal(results["rows"], [[1, 2], [2, 4], [3, 6]])
     assert [results["mean"].numpy(), results["size"].numpy()] == [(3 + 6) / 2, 3]
     assert outfeed.dequeue().numpy().tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("writes", [True, False])
+def test_an_element_outside_of_a_list_is_refused_by_name(ipu: Any, writes: bool) -> None:
+    """TensorFlow's programs for the host raise; a write was dropped, and a read gave the last element."""
+    import tensorflow as tf
+
+    @tf.function(jit_compile=True)
+    def program(x: Any) -> Any:
+        items = tf.TensorArray(tf.float32, size=2, element_shape=[], clear_after_read=False)
+        items = items.write(0, x).write(1, x * 2)
+        return items.write(3, x).stack() if writes else items.read(2)
+
+    with (
+        ipu.ipu_strategy.IPUStrategyV1().scope() as strategy,
+        pytest.raises(UnsupportedError, match=f"element {3 if writes else 2} of a list of size 2") as refused,
+    ):
+        strategy.run(program, args=[tf.constant(1.0)])
+    assert f"at least {4 if writes else 3}" in refused.value.hint

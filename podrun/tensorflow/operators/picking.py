@@ -137,7 +137,20 @@ def _list_from(ctx: Context, node: Node, x: Array, shape: Array) -> Array:
 
 @computes("TensorListGetItem")
 def _list_get(ctx: Context, node: Node, items: Array, index: Array, shape: Array) -> Array:
+    _check_place(ctx, node, items.shape[0], "reads")
     return jnp.asarray(items)[index]
+
+
+def _check_place(ctx: Context, node: Node, size: int, does: str) -> None:
+    """UnsupportedError for a place outside of a list, if it is known before the program runs."""
+    place = ctx.known(1)
+    if place is not None and not 0 <= int(place) < size:
+        raise UnsupportedError(
+            f"{node.describe()} {does} element {int(place)} of a list of size {size}, and lists do not grow on an IPU.",
+            hint=f"Give the list a size of at least {int(place) + 1}: tf.TensorArray(dtype, size=N)."
+            if int(place) >= 0
+            else "Count elements from 0.",
+        )
 
 
 @computes("TensorListSetItem", attributes="resize_if_index_out_of_bounds")
@@ -147,6 +160,7 @@ def _list_set(ctx: Context, node: Node, items: Array, index: Array, item: Array)
             f"{node.describe()} writes to a list of size 0, and lists do not grow on an IPU.",
             hint="Give the list its size: tf.TensorArray(dtype, size=N), without dynamic_size=True.",
         )
+    _check_place(ctx, node, items.shape[0], "writes")
     return jnp.asarray(items).at[index].set(item)
 
 
