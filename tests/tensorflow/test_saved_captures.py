@@ -63,6 +63,7 @@ def test_models_whose_gradients_are_captured_are_cloned_and_loaded(curved: Any, 
         path = str(tmp_path / f"model.{ending}")
         curved.save(path)
         copies.append(tf_keras.models.load_model(path, custom_objects=names))
+        copies.append(tf_keras.models.load_model(path))
     for model in copies:
         assert isinstance(model.layers[0], CaptureActivationGradients)
         np.testing.assert_allclose(model.predict(POINTS, verbose=0), expected, rtol=1e-6)

@@ -294,10 +294,13 @@ class ALSGradientAccumulationOptimizer(KerasGradientAccumulation):
 
 
 def register_wrapping_optimizers() -> None:
-    """Register the wrapping optimizers as custom objects, so that ``load_model`` restores models that use them."""
+    """Register the wrapping optimizers, and the layers that capture gradients, as custom objects, so that
+    ``load_model`` restores models that use them.
+    """
     kinds = (
         ALSOptimizer, ALSOptimizerAdam, ALSOptimizerSGD, ALSOptimizerRMSProp, ALSGradientAccumulationOptimizer,
         KerasGradientAccumulation, KerasCrossReplica, KerasMapGradient, KerasLossScaling,
+        CaptureUpstreamGradients, CaptureActivationGradients,
     )  # fmt: skip
     known = tf_keras.utils.get_custom_objects()
     known.update({kind.__name__: kind for kind in kinds})
