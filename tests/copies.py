@@ -30,6 +30,7 @@ MODULES = (
     "podrun.device.host.connecting",
     "podrun.device.service.server",
     "podrun.device.xla.networks",
+    "podrun.monitor.device_tools",
     "podrun.onnx_models.ops.graphcore",
     "podrun.partition.commands.vipu_admin",
     "podrun.popart.sessions.session",

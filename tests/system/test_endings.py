@@ -13,12 +13,14 @@ import pytest
 
 from podrun.partition.host.discovery import Registry
 from tests.conftest import Commands, tagged, wait_until
+from tests.copies import run_copied
 from tests.system.conftest import PARTITION, PROGRAMS
 
 pytestmark = pytest.mark.system
 
 SMALL = PROGRAMS / "small.py"
 RUN = ("podrun", "--num-replicas=16", "--num-instances=2", "--vipu-partition", PARTITION)
+GC_MONITOR = "import sys; from podrun.commands import gc_monitor; sys.exit(gc_monitor())"
 
 
 def until_stepping(process: object) -> None:
@@ -28,7 +30,9 @@ def until_stepping(process: object) -> None:
 
 
 def detached(pod: Commands) -> bool:
-    return "small.py" not in pod.run("gc-monitor").stdout
+    shown = run_copied(GC_MONITOR, env=pod.environment(), cwd=pod.home)
+    assert shown.returncode == 0, shown.stderr
+    return "small.py" not in shown.stdout
 
 
 @pytest.mark.parametrize(
