@@ -12,12 +12,14 @@ import functools
 import gc
 import json
 import os
+import select
 import signal
 import socket
 import struct
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -42,7 +44,8 @@ MODULES = (
 COMPAT = "import sys; from podrun.compat.__main__ import main; main(sys.argv[1:])"
 """The code of ``python -m podrun.compat``."""
 NUMBER = struct.Struct("=q")
-START_SECONDS = 120.0
+START_SECONDS = 600.0
+_asking = threading.Lock()
 
 
 class CopiedProcess:
@@ -62,31 +65,22 @@ class CopiedProcess:
         err: IO[str] | None = None,
     ) -> None:
         self.returncode: int | None = None
-        self._answers, answering = socket.socketpair()
-        (its_in, to), (of, its_out) = os.pipe(), os.pipe()
+        (its_in, to), (of, its_out), (self._ended, held) = os.pipe(), os.pipe(), os.pipe()
         try:
-            request = json.dumps([code, list(words), str(cwd), dict(os.environ if env is None else env)])
-            files = [answering.fileno(), its_in, its_out, 2 if err is None else err.fileno()]
-            socket.send_fds(_first(), [request.encode()], files)
+            request = [code, list(words), str(cwd), dict(os.environ if env is None else env)]
+            self.pid = _answer(request, [its_in, its_out, 2 if err is None else err.fileno(), held])
         finally:
-            answering.close()
-            os.close(its_in)
-            os.close(its_out)
+            for file in (its_in, its_out, held):
+                os.close(file)
         self.stdin, self.stdout = os.fdopen(to, "w"), os.fdopen(of)
-        self._answers.settimeout(START_SECONDS)
-        self.pid = self._number()
-
-    def _number(self) -> int:
-        data = self._answers.recv(NUMBER.size, socket.MSG_WAITALL)
-        assert len(data) == NUMBER.size, "the process that makes copies has ended"
-        return int(NUMBER.unpack(data)[0])
 
     def wait(self, timeout: float | None = None) -> int:
         """Its exit code, below zero for a signal; raises TimeoutError if it has not ended by then."""
         if self.returncode is None:
-            self._answers.settimeout(timeout)
-            self.returncode = self._number()
-            self._answers.close()
+            if not select.select([self._ended], [], [], timeout)[0]:
+                raise TimeoutError(f"process {self.pid} has not ended within {timeout} s")
+            self.returncode = _answer(self.pid)
+            os.close(self._ended)
         return self.returncode
 
     def send_signal(self, number: int) -> None:
@@ -125,10 +119,21 @@ def run_copied(
             process.communicate(timeout)
 
 
+def _answer(request: object, files: Sequence[int] = ()) -> int:
+    """The answer of the process of which others are copies: a process id, or the exit code for one."""
+    with _asking:
+        first = _first()
+        socket.send_fds(first, [json.dumps(request).encode()], files)
+        data = first.recv(NUMBER.size)
+    assert len(data) == NUMBER.size, "the process that makes copies has ended"
+    return int(NUMBER.unpack(data)[0])
+
+
 @functools.cache
 def _first() -> socket.socket:
-    """The socket of the process of which others are copies; it ends with this process."""
+    """The socket of that process, which ends with this one."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.settimeout(START_SECONDS)
     with theirs:
         process = subprocess.Popen(
             [sys.executable, "-m", "tests.copies", str(theirs.fileno())],
@@ -157,55 +162,31 @@ def make_copies(requests: socket.socket) -> Callable[[], None]:
     while True:
         request, files, _, _ = socket.recv_fds(requests, 1 << 20, 4)
         if not request:
-            _reap(0)
+            with contextlib.suppress(ChildProcessError):
+                while True:
+                    os.wait()
             os._exit(0)
-        if os.fork() == 0:
+        asked = json.loads(request)
+        if isinstance(asked, int):
+            _, status = os.waitpid(asked, 0)
+            number = os.waitstatus_to_exitcode(status)
+        elif (number := os.fork()) == 0:
             requests.close()
-            work = _kept_copy(request, files)
-            if work is not None:
-                return work
-            os._exit(0)
+            return _become(*asked, files)
         for file in files:
             os.close(file)
-        _reap(os.WNOHANG)
+        requests.sendall(NUMBER.pack(number))
 
 
-def _reap(options: int) -> None:
-    """Take note of children that have ended; with options 0, wait for all."""
-    with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-1, options)[0]:
-            pass
-
-
-def _kept_copy(request: bytes, files: Sequence[int]) -> Callable[[], None] | None:
-    """Make one copy, and tell its process id and later its exit code to whoever asked, in whose hands it lies when the
-    process id becomes free. Gives in the copy what that runs, otherwise None.
+def _become(
+    code: str, words: Sequence[str], cwd: str, environ: Mapping[str, str], files: Sequence[int]
+) -> Callable[[], None]:
+    """Take over the folder, environment, arguments and files that are asked for; the last one tells that this process
+    has ended.
     """
-    pid = os.fork()
-    with socket.socket(fileno=files[0]) as answers:
-        if pid == 0:
-            return _become(request, files[1:])
-        for file in files[1:]:
-            os.close(file)
-        try:
-            answers.sendall(NUMBER.pack(pid))
-            ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-            assert ended is not None
-            code = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
-            answers.sendall(NUMBER.pack(code))
-            answers.recv(1)
-        except OSError:
-            pass  # Whoever asked has ended.
-        os.waitpid(pid, 0)
-    return None
-
-
-def _become(request: bytes, files: Sequence[int]) -> Callable[[], None]:
-    """Take over the files, environment and arguments that are asked for."""
-    for number, file in enumerate(files):
+    for number, file in enumerate(files[:3]):
         os.dup2(file, number)
         os.close(file)
-    code, words, cwd, environ = json.loads(request)
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environ)
