@@ -1,6 +1,6 @@
 """How long `podrun` takes until a program's first step is done.
 
-    python benchmarks/launch_time.py [--json FILE] [--repeats N]
+    python benchmarks/launch_time.py [--json FILE] [--repeats N] [--nothing-kept]
 
 * ``cold_s``: from typing ``podrun --num-replicas 16 examples/digits/train.py`` to its first step, nothing
 running before:
@@ -12,8 +12,9 @@ running before:
 importtime`` counts it.
 
 Medians over repeats, in seconds of wall clock. The first step is seen from outside, as batches that the
-machines report (asked every 20 ms; each question takes a few milliseconds). Each launch has a fresh
-executable cache, as a first run has; Python's bytecode is there, as pip leaves it.
+machines report (asked every 20 ms; each question takes a few milliseconds). Compiled pieces and what podrun keeps
+of the program are in the user's cache, as after an earlier launch; with ``--nothing-kept`` only the pieces are, and
+each launch traces and compiles. Python's bytecode is there, as pip leaves it.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from typing import Any
 
 from short_mode import add_short
 
+from podrun.core.environment import PODRUN_PLAN_CACHE
 from podrun.core.errors import PodrunError
 from podrun.partition.client.vipu_client import VipuClient
 from podrun.partition.host.discovery import Registry
@@ -53,6 +55,8 @@ COMMAND = (
     "3",
 )
 DEADLINE_S = 180.0
+SETTINGS: dict[str, str] = {}
+"""Variables of all launches beside those of their home."""
 FirstStep = Callable[[Mapping[str, str], list[str]], tuple[float, float]]
 TARGETS = {"cold_s": 3.0, "warm_s": 1.5, "help_import_s": 0.15}
 
@@ -63,8 +67,11 @@ def main() -> None:
     parser.add_argument("--json", metavar="FILE", help="write the figures")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--timeline", action="store_true", help="print the steps of each launch")
+    parser.add_argument("--nothing-kept", action="store_true", help="let each launch trace and compile")
     add_short(parser, repeats=1)
     arguments = parser.parse_args()
+    if arguments.nothing_kept:
+        SETTINGS[PODRUN_PLAN_CACHE] = "off"
     figures = measure(arguments.repeats)
     timelines = figures.pop("timelines")
     if arguments.timeline:
@@ -121,6 +128,7 @@ def _home(bytecode: str) -> Iterator[dict[str, str]]:
         "PODRUN_RUNTIME_DIR": str(home / "run"),
         "PYTHONPYCACHEPREFIX": bytecode,
         "PODRUN_MOMENTS": str(home / "moments"),
+        **SETTINGS,
     }
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     # Nobody listens at port 1: a server that happens to run at the usual port is not part of the measurement.

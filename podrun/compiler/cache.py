@@ -21,7 +21,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ from podrun.core import executable_file
 from podrun.core.documents import read_bytes, write_whole
 from podrun.core.errors import ConfigError, DeadlineError, NotFoundError, UsageError
 from podrun.core.executable import EXECUTABLE_VERSION, Executable
-from podrun.core.kept_files import KeptFolder, kept_folder, made_by
+from podrun.core.kept_files import KeptFolder, kept_folder, library_version, made_by
 from podrun.core.quick_dataclass import dataclass
 from podrun.device.xla.clients import instruction_set
 
@@ -228,7 +227,7 @@ def executable_digest(
     settings = {"chunk_bytes": options.chunk_bytes, "variables": variables}
     description = {
         "podrun": podrun.__version__,
-        "jax": version("jax"),
+        "jax": library_version("jax"),
         "instruction_set": instruction_set(),
         "format": EXECUTABLE_VERSION,
         "target": target,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import os
@@ -303,3 +304,9 @@ def test_files_of_the_package_decide(tmp_path: Path) -> None:
     assert files() == first
     (package / "room" / "a.py").write_text("12")
     assert files() != first
+
+
+@pytest.mark.parametrize("library", kept_files.LIBRARIES)
+def test_versions_are_those_that_libraries_say(library: str) -> None:
+    assert kept_files.library_version(library) == importlib.import_module(library).__version__
+    assert kept_files.library_version(f"no_{library}") == ""
