@@ -30,7 +30,7 @@ def run(name: str, *arguments: str, cwd: Path, folder: Path = PROGRAMS, **variab
     command = [sys.executable, "-m", "podrun.compat", str(folder / name), *arguments]
     environment = os.environ | variables
     done = subprocess.run(
-        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, check=False
+        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=900, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
@@ -98,7 +98,7 @@ def launched(commands: Commands, *program: str | Path, instances: int = 2, repli
     """What the instances of a program print."""
     options = ("--num-replicas", str(replicas), "--num-instances", str(instances))
     home = {"XDG_CONFIG_HOME": str(commands.home)}
-    done = commands.run(sys.executable, "-m", "podrun", *options, *program, timeout=300, env=home)
+    done = commands.run(sys.executable, "-m", "podrun", *options, *program, timeout=900, env=home)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
