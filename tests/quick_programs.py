@@ -1,6 +1,7 @@
-"""Programs that tests compile with JAX themselves: for one run over a few numbers, compiling is what takes time.
+"""Programs that tests compile, for one run over a few numbers: compiling is what takes time.
 
-What podrun compiles for a machine has options of its own (`podrun.device.xla.pieces.COMPILER_OPTIONS`) and keeps them.
+What podrun compiles for a machine has options of its own (`podrun.device.xla.pieces.COMPILER_OPTIONS`). It keeps
+them but in the folders whose ``conftest.py`` says so, and there too where slow tests run.
 """
 
 from __future__ import annotations
@@ -37,6 +38,22 @@ def programs_of_tests_compile_quickly() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compiler, "get_compile_options", quick_options)
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def programs_of_machines_compile_quickly(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Add `QUICK` options to those of machines, in the files of a folder whose ``conftest.py`` imports this: what a
+    front end makes of a program does not depend on them. ``make test-all``, and any run with slow tests, compiles as
+    podrun does.
+
+    The options are part of the name of a compiled piece, so no other test or program gets one of these.
+    """
+    from podrun.device.xla.pieces import COMPILER_OPTIONS
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in QUICK.items() if "not slow" in request.config.getoption("markexpr") else ():
+            patch.setitem(COMPILER_OPTIONS, name, value)
         yield
 
 
