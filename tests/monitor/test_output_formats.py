@@ -6,6 +6,7 @@ import csv
 import io
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -27,6 +28,7 @@ from podrun.monitor.link_tools import gc_iputraffictest_command, gc_links_comman
 from podrun.monitor.load_tools import gc_flops_command, gc_powertest_command
 from podrun.partition.commands.vipu import vipu_command
 from podrun.partition.commands.vipu_admin import vipu_admin_command
+from podrun.upkeep.cache import KINDS
 from podrun.upkeep.doctor import Finding, Soundness
 from podrun.upkeep.verbs import cache_info, doctor, ps
 from tests.monitor.real import RealPod
@@ -106,9 +108,18 @@ def test_lists_of_vipu_admin(busy: Pod) -> None:
     assert len(rows) == len(document["agents"]) == 4
 
 
-def test_ps_and_cache_say_the_same_in_every_format(pod: Pod) -> None:
+def test_ps_and_cache_say_the_same_in_every_format(
+    pod: Pod, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     check_formats("podrun-ps", ps)
-    check_formats("podrun-cache", cache_info)
+    monkeypatch.setenv("PODRUN_CACHE_DIR", str(tmp_path))
+    name = next(iter(KINDS))
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "kept").write_bytes(b"12345")
+    document, rows = check_formats("podrun-cache", cache_info)
+    sizes = {one["name"]: (one["files"], one["size_bytes"]) for one in document["caches"]}
+    assert sizes[name] == (1, 5)
+    assert {row["name"]: (int(row["files"]), int(row["size_bytes"])) for row in rows} == sizes
 
 
 def test_podrun_doctor_says_the_same_in_every_format(monkeypatch: pytest.MonkeyPatch) -> None:
