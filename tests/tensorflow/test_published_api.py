@@ -328,8 +328,8 @@ def test_cleared_caches_let_programs_be_compiled_again(ipu: Any) -> None:
     config.configure_ipu_system()
     with tf.Graph().as_default(), tf.Session() as session:
         with ipu.scopes.ipu_scope("/device:IPU:0"):
-            count = tf.get_variable("count", initializer=0.0)
-            (after,) = ipu.ipu_compiler.compile(lambda: tf.assign_add(count, 1.0))
+            count = tf.get_variable("count", initializer=[0.0])
+            (after,) = ipu.ipu_compiler.compile(lambda: tf.assign_add(count, [1.0]))
         clear = operations.ipu_clear_all_xla_compilation_caches()
         session.run(tf.global_variables_initializer())
         assert [float(session.run(after)) for _ in range(2)] == [1.0, 2.0]
