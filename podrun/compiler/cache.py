@@ -49,13 +49,15 @@ class ExecutableCache:
     itself, None for one that was asked for.
 
     By itself podrun keeps programs of one version of all that decides them (``made_by``), so many and so large as the
-    limits say, and reads this user's files only; what cannot be read or written there is compiled instead.
+    limits say, and reads this user's files only; what cannot be read or written there is compiled instead, and kept
+    in ``instead`` if there is one: where the instances of a launch share programs.
     """
 
     directory: Path
     limits: KeptFolder | None = None
     made_by: str = ""
     suffix: str = SUFFIX
+    instead: ExecutableCache | None = None
 
     def path(self, digest: str) -> Path:
         """The file of an entry."""
@@ -90,12 +92,18 @@ class ExecutableCache:
             self.limits.note_written(len(data))
 
 
-def kept_programs(environ: Mapping[str, str]) -> ExecutableCache | None:
-    """The programs that podrun keeps by itself in the user's cache; None if it keeps none."""
+def kept_programs(environ: Mapping[str, str], instead: str = "") -> ExecutableCache | None:
+    """The programs that podrun keeps by itself in the user's cache, or in the folder ``instead`` if that cannot be
+    written; None if it keeps none.
+    """
     folder = kept_folder("programs", environ)
     if folder is None:
         return None
-    return ExecutableCache(folder, KeptFolder(folder, SUFFIX, MOST_BYTES, MOST_PROGRAMS), made_by(environ))
+    version, other = made_by(environ), None
+    for directory in (Path(instead), folder) if instead else (folder,):
+        limits = KeptFolder(directory, SUFFIX, MOST_BYTES, MOST_PROGRAMS)
+        other = ExecutableCache(limits.path, limits, version, instead=other)
+    return other
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +162,9 @@ def cached(
     except OSError as error:
         if cache.limits is not None:
             _log.info("compiled programs cannot be kept in %s: %s", cache.directory, error.strerror or error)
-            return executable or compile_now()
+            if cache.instead is None:
+                return executable or compile_now()
+            return cached(cache.instead, digest, lambda: executable or compile_now(), wait)
         raise UsageError(
             f"the executable cache {os.fspath(cache.directory)} cannot be used: {error}",
             hint="Give a directory you can write to, or switch the executable cache off.",

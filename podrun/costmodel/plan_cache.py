@@ -16,6 +16,7 @@ import enum
 import hashlib
 import json
 import logging
+import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -93,23 +94,29 @@ class PlanEntry:
     """Where the answer to one question is kept."""
 
     path: Path
+    level: int = logging.WARNING
+    """At which it is logged that the folder cannot be used."""
 
     def read(self) -> Any:
         """The answer; None if there is none, or none that can be read. What it holds is for the reader to check."""
-        return _read(self.path)
+        return _read(self.path, self.level)
 
     def write(self, answer: object) -> None:
         """Keep an answer, which is plain data, in place of any that is there."""
-        _write(self.path, answer)
+        _write(self.path, answer, self.level)
 
 
-def plan_entry(question: object, environ: Mapping[str, str] | None = None) -> PlanEntry | None:
-    """Where the answer to a question is kept; None if answers are not kept, or the question has no name."""
+def plan_entry(
+    question: object, environ: Mapping[str, str] | None = None, level: int = logging.WARNING
+) -> PlanEntry | None:
+    """Where the answer to a question is kept; None if answers are not kept, or the question has no name. ``level``:
+    at which a folder that cannot be used is logged, a warning where that costs the user noticeable time.
+    """
     directory = folder(environment(environ))
     if directory is None:
         return None
     try:
-        return PlanEntry(directory / f"{question_digest(question)}{SUFFIX}")
+        return PlanEntry(directory / f"{question_digest(question)}{SUFFIX}", level)
     except Unkeyed as error:
         _log.debug("not kept: %s", error)
         return None
@@ -175,14 +182,17 @@ def _flat_words(flat: FlatJaxpr) -> Iterator[str]:
     yield repr([(n, flat.tensors[n].shape, flat.tensors[n].dtype) for n in sorted(used)])
 
 
-def _read(path: Path) -> Any:
+def _read(path: Path, level: int) -> Any:
     """The answer in a file; None if there is no file or it cannot be read."""
     try:
         text = read_text(path, MOST_BYTES, own=True)
     except NotFoundError:
         return None
     except ConfigError as error:
-        _log.warning("a kept plan is not used: %s; planning anew", error.message)
+        if isinstance(error.__cause__, OSError):
+            _say_once(path.parent, os.strerror(error.__cause__.errno or 0), level)
+        else:
+            _log.warning("a kept plan is not used: %s; planning anew", error.message)
         return None
     try:
         # The first line is a digest of the rest: a file that was cut short or changed does not count.
@@ -197,7 +207,7 @@ def _read(path: Path) -> Any:
     return answer
 
 
-def _write(path: Path, answer: object) -> None:
+def _write(path: Path, answer: object, level: int) -> None:
     """Put an answer beside the others. If the folder cannot be written nothing is kept, which is not an error."""
     body = json.dumps(answer, separators=(",", ":"))
     if len(body) > MOST_BYTES:
@@ -208,13 +218,18 @@ def _write(path: Path, answer: object) -> None:
         write_whole(text.encode(), path)
         _kept(path.parent).note_written(len(text))
     except OSError as error:
-        _say_once(path.parent, str(error.strerror or error))
+        _say_once(path.parent, str(error.strerror or error), level)
 
 
-@cache
-def _say_once(folder: Path, reason: str) -> None:
-    """Warn once that plans cannot be kept, although a program may compile many steps."""
-    _log.warning("plans cannot be kept in %s: %s (export PODRUN_CACHE_DIR=DIRECTORY)", folder, reason)
+_said: set[tuple[Path, int]] = set()
+
+
+def _say_once(folder: Path, reason: str, level: int) -> None:
+    """Say once that plans cannot be kept, although a program may compile many steps."""
+    if (folder, level) in _said:
+        return
+    _said.add((folder, level))
+    _log.log(level, "plans cannot be kept in %s: %s (export PODRUN_CACHE_DIR=DIRECTORY)", folder, reason)
 
 
 def _kept(directory: Path) -> KeptFolder:

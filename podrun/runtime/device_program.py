@@ -165,7 +165,7 @@ class ProgramCompiler:
         folder = Path(own or shared).expanduser()
         named = ExecutableCache(folder, suffix=suffix) if own or shared else None
         asked = own or (shared and shared_cache_stays())
-        return named, None if asked else kept_programs(ours())
+        return named, None if asked else kept_programs(ours(), shared)
 
 
 class ProgramLoader:

@@ -87,7 +87,7 @@ def _is_named(value: np.ndarray) -> bool:
 def kept_facts(question: TraceQuestion, trace: Callable[[], TraceFacts]) -> TraceFacts:
     """The facts that an earlier trace told of an equal graph, or those of ``trace()``, which are kept then."""
     key = question.key()
-    entry = None if key is None else plan_entry(key)
+    entry = None if key is None else plan_entry(key, level=logging.INFO)
     if entry is None:
         return trace()
     facts = _read(entry.read(), question.graph.initializers)
@@ -108,7 +108,7 @@ def noted_names(
     """What podrun's modules hold by name, numbers or texts (``kind``), as an earlier process found it or as ``names()``
     gives it.
     """
-    entry = plan_entry(("names", what, made_by(environment())))
+    entry = plan_entry(("names", what, made_by(environment())), level=logging.INFO)
     if entry is None:
         return names()
     stored = entry.read()

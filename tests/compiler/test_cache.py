@@ -168,6 +168,22 @@ def test_a_directory_that_cannot_be_used(tmp_path: Path) -> None:
         compile_program(mlp(), options=CompileOptions(cache=ExecutableCache(blocked / "cache")))
 
 
+def test_instances_share_the_launchs_folder_where_the_users_cannot_be_written(
+    tmp_path: Path, compilations: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    environ = {"PODRUN_CACHE_DIR": str(tmp_path / "file")}
+    shared = CompileOptions(cache=cache.kept_programs(environ, str(tmp_path / "launch")))
+    assert compile_program(mlp(), options=shared) == compile_program(mlp(), options=shared)
+    assert compilations == ["mlp"]
+    (name,) = files(tmp_path / "launch")
+    assert name.endswith(".popef")
+    alone = CompileOptions(cache=cache.kept_programs(environ, str(tmp_path / "file" / "launch")))
+    compile_program(mlp(), options=alone)
+    assert compilations == ["mlp", "mlp"]
+    assert caplog.text == ""
+
+
 def test_the_lock_of_a_dead_process_does_not_count(tmp_path: Path) -> None:
     (tmp_path / ".digest.lock").write_text(str(os.getpid()))
     executable = compile_program(mlp())

@@ -144,6 +144,7 @@ def test_a_folder_that_cannot_be_is_no_error_and_named_once(
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("PODRUN_PLAN_CACHE", str(tmp_path / "file"))
     assert [plan_cache.remembered(question, lambda: 1) for question in ("q", "r")] == [1, 1]
+    assert {record.levelname for record in caplog.records} == {"WARNING"}
     assert caplog.text.count("PODRUN_CACHE_DIR") == 1
 
 

@@ -278,13 +278,19 @@ def test_a_program_of_the_users_own_operators_is_not_kept(kept: Path, traces: li
     assert not list(kept.glob("programs/*.popef"))
 
 
-def test_a_folder_that_cannot_be_written_is_no_error(kept: Path, traces: list[TraceFacts]) -> None:
+def test_a_folder_that_cannot_be_written_is_no_error(
+    kept: Path, traces: list[TraceFacts], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nor is it a warning: nobody asked for it."""
+    caplog.set_level(logging.INFO, "podrun")
     (kept / "plans").write_text("no folder")
     (kept / "programs").write_text("no folder")
     for count in (1, 2):
         with TinySession(Network().model(), ["loss"]) as session:
             assert session.parts.loader.compiler.compiled_here
         assert len(traces) == count
+    assert caplog.text.count("plans cannot be kept") == 1
+    assert {record.levelname for record in caplog.records} == {"INFO"}
 
 
 def test_files_of_the_package_decide(tmp_path: Path) -> None:
