@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import re
 from collections.abc import Callable, Sequence
@@ -53,8 +54,14 @@ def operands() -> dict[str, Array]:
     return {"w": w / np.float32(16), "b": b, "v": v / np.float32(16), "x": x, "y": y}
 
 
+@functools.cache
+def step() -> Computation:
+    """The training of this file, lowered once."""
+    return computation(training)
+
+
 def computation(
-    function: Callable[[dict[str, Any]], dict[str, Any]] = training, values: dict[str, Array] | None = None
+    function: Callable[[dict[str, Any]], dict[str, Any]], values: dict[str, Array] | None = None
 ) -> Computation:
     values = operands() if values is None else values
     specs = {n: jax.ShapeDtypeStruct(v.shape, v.dtype) for n, v in values.items()}
@@ -65,7 +72,7 @@ def computation(
 def float64(function: Callable[[dict[str, Any]], dict[str, Any]] = training) -> list[Array]:
     with jax.enable_x64(True):
         wide = {n: v.astype(np.float64) if v.dtype == np.float32 else v for n, v in operands().items()}
-        return [np.asarray(v) for _, v in sorted(function(wide).items())]
+        return [np.asarray(v) for _, v in sorted(jax.jit(function)(wide).items())]
 
 
 def results(piece: Piece, values: dict[str, Array] | None = None) -> list[Array]:
@@ -74,10 +81,10 @@ def results(piece: Piece, values: dict[str, Array] | None = None) -> list[Array]
 
 
 def test_a_step_is_as_near_to_float64_as_xlas(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = PieceCache(None).piece(computation(), ())
+    own = PieceCache(None).piece(step(), ())
     assert own.dense is not None
     monkeypatch.setattr(pieces, "may_be_dense", lambda *_: False)
-    xlas = PieceCache(None).piece(computation(), ())
+    xlas = PieceCache(None).piece(step(), ())
     assert xlas.dense is None
     for ours, theirs, right in zip(results(own), results(xlas), float64(), strict=True):
         assert ours.dtype == theirs.dtype
@@ -87,7 +94,7 @@ def test_a_step_is_as_near_to_float64_as_xlas(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_results_are_written_to_memory_of_the_callers() -> None:
-    piece = PieceCache(None).piece(computation(), ())
+    piece = PieceCache(None).piece(step(), ())
     assert piece.dense is not None
     assert piece.placed == {0, 1, 2, 3}
     memory = {at: np.full(piece.kinds[len(piece.shapes) + at][0], 7, np.float32) for at in (1, 2)}
@@ -101,9 +108,9 @@ def test_results_are_written_to_memory_of_the_callers() -> None:
 def test_another_process_neither_lowers_nor_reads_a_step_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = PieceCache(tmp_path).piece(computation(), ())
+    first = PieceCache(tmp_path).piece(step(), ())
     monkeypatch.setattr(pieces, "_lower", lambda *_: pytest.fail("lowered again"))
-    second = PieceCache(tmp_path).piece(computation(), ())
+    second = PieceCache(tmp_path).piece(step(), ())
     assert second.dense is not None
     assert (second.kinds, second.placed) == (first.kinds, first.placed)
     for ours, theirs in zip(results(first), results(second), strict=True):
@@ -111,7 +118,7 @@ def test_another_process_neither_lowers_nor_reads_a_step_again(
 
 
 def test_the_same_bits_for_all_vectors() -> None:
-    piece = PieceCache(None).piece(computation(), ())
+    piece = PieceCache(None).piece(step(), ())
     runs = []
     for lanes in (16, 8, 0):
         before = native.vectors(lanes)
@@ -134,14 +141,20 @@ def test_the_same_bits_for_all_vectors() -> None:
     ids=["sort", "half", "sums so far", "int32 of float32", "batches", "sine", "work between products"],
 )
 def test_other_pieces_stay_with_xla(more: Callable[[dict[str, Any]], Any]) -> None:
-    def function(values: dict[str, Any]) -> dict[str, Any]:
-        return {**training(values), "more": more(values)}
+    """They are forward passes that would be dense steps but for what they compute besides."""
 
+    def function(values: dict[str, Any]) -> dict[str, Any]:
+        return {"loss": loss(values), "more": more(values)}
+
+    assert forward_piece().dense is not None
     piece = PieceCache(None).piece(computation(function), ())
     assert piece.dense is None
-    np.testing.assert_allclose(
-        results(piece)[-1], np.asarray(function(operands())["more"]), rtol=2e-3, atol=1e-5
-    )
+    np.testing.assert_allclose(results(piece)[-1], np.asarray(more(operands())), rtol=2e-3, atol=1e-5)
+
+
+@functools.cache
+def forward_piece() -> Piece:
+    return PieceCache(None).piece(computation(lambda values: {"loss": loss(values)}), ())
 
 
 def test_a_call_that_is_not_inlined_is_computed() -> None:
@@ -181,17 +194,17 @@ def test_a_region_has_to_combine_both_arguments(operands: str, returned: str, re
 
 def test_without_a_large_product_or_the_library_pieces_stay_with_xla(monkeypatch: pytest.MonkeyPatch) -> None:
     small = {n: v[:8] if n in "xy" else v for n, v in operands().items()}
-    assert PieceCache(None).piece(computation(values=small), ()).dense is None
+    assert PieceCache(None).piece(computation(training, values=small), ()).dense is None
     monkeypatch.setenv("PODRUN_CONVOLUTIONS", "xla")
-    assert PieceCache(None).piece(computation(), ()).dense is None
+    assert PieceCache(None).piece(step(), ()).dense is None
 
 
 def test_indices_outside_are_as_xlas(monkeypatch: pytest.MonkeyPatch) -> None:
     values = operands()
     values["y"][:6] = [-1, -CLASSES, -CLASSES - 1, CLASSES, 2**31 - 1, -(2**31)]
-    own = PieceCache(None).piece(computation(values=values), ())
+    own = PieceCache(None).piece(computation(training, values=values), ())
     monkeypatch.setattr(pieces, "may_be_dense", lambda *_: False)
-    xlas = PieceCache(None).piece(computation(values=values), ())
+    xlas = PieceCache(None).piece(computation(training, values=values), ())
     for ours, theirs in zip(results(own, values), results(xlas, values), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
 
