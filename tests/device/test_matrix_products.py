@@ -37,6 +37,7 @@ from podrun.device.xla.matrix_products import (
     rewrite_products,
 )
 from podrun.device.xla.pieces import PieceCache
+from tests.copies import run_copied
 from tests.stress.guarded import GuardedMemory, guarded_product
 
 from .conftest import owners, together
@@ -503,6 +504,66 @@ def test_what_reads_a_sum_otherwise_keeps_it() -> None:
             jax.tree.leaves(results), jax.tree.leaves(function(x, y, rows, columns, whole)), strict=True
         ):
             np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-4)
+
+
+SIGNALLED = """
+import signal, threading
+import numpy as np
+from podrun.device.xla import convolutions
+
+assert convolutions.available()
+from podrun.device.xla import _onednn as native
+
+signal.signal(signal.SIGUSR1, lambda number, frame: None)
+left, right, result = (np.ones(shape, np.float32) for shape in ((512, 2048), (2048, 512), (512, 512)))
+over, leave = threading.Event(), threading.Event()
+
+def multiply():
+    for _ in range(10):
+        result.fill(0)
+        native.multiply([0, 0, 512, 512, 2048, 0, 0, 1], (left, right), result)
+        assert (result == 2048).all()
+    print("right")
+    over.set()
+    leave.wait()
+
+thread = threading.Thread(target=multiply, daemon=True)
+thread.start()
+while thread.is_alive() and not over.is_set():
+    signal.pthread_kill(thread.ident, signal.SIGUSR1)
+leave.set()
+"""
+
+
+@pytest.mark.system
+def test_a_signal_during_a_product_overwrites_nothing() -> None:
+    """The library moves the stack pointer into its memory, below which the kernel would lay a handler's frame."""
+    done = run_copied(SIGNALLED)
+    assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr
+
+
+HELPED = """
+import re, signal
+from pathlib import Path
+import numpy as np
+from podrun.device.xla import convolutions
+
+assert convolutions.available()
+from podrun.device.xla import _onednn as native
+
+ones, result = np.ones((512, 512), np.float32), np.empty((512, 512), np.float32)
+native.multiply([0, 0, 512, 512, 512, 0, 0, 2], (ones, ones), result)
+texts = [path.read_text() for path in Path("/proc/self/task").glob("*/status")]
+blocked = [int(re.search(r"SigBlk:\\s*(\\w+)", text)[1], 16) for text in texts]
+print(*(any(mask >> (number - 1) & 1 for mask in blocked) for number in (signal.SIGTERM, signal.SIGSEGV)))
+"""
+
+
+@pytest.mark.system
+def test_threads_that_help_leave_signals_to_others_but_those_of_their_own_faults() -> None:
+    """A fault whose signal is held back ends the process without a word of what it computed."""
+    done = run_copied(HELPED)
+    assert (done.returncode, done.stdout) == (0, "True False\n"), done.stderr
 
 
 def test_the_call_of_a_product_names_its_form() -> None:

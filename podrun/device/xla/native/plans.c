@@ -15,6 +15,7 @@
 #include <xmmintrin.h>
 
 #include "library.h"
+#include "workers.h"
 
 enum { SRC, WEIGHTS, DST, ADDEND, TENSORS };
 enum { MOST_PLANS = 1024, BUCKETS = 512, OWN_BUFFERS = 3 };
@@ -48,7 +49,8 @@ static uint64_t clock_;
 Before
 plan_enter(void)
 {
-    const Before before = {_mm_getcsr(), onednn.omp_get_max_threads()};
+    Before before = {.numbers = _mm_getcsr(), .threads = onednn.omp_get_max_threads()};
+    signals_hold(&before.signals);
     _mm_setcsr(0x9fc0); /* no traps, round to nearest, denormal operands and results are 0: as XLA's own code */
     onednn.omp_set_num_threads(1);
     return before;
@@ -59,6 +61,7 @@ plan_leave(Before before)
 {
     onednn.omp_set_num_threads(before.threads);
     _mm_setcsr(before.numbers);
+    pthread_sigmask(SIG_SETMASK, &before.signals, NULL);
 }
 
 /* --- Memory of a thread -------------------------------------------------------------------------------------------- */

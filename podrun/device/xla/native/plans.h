@@ -3,6 +3,7 @@
 #ifndef PODRUN_PLANS_H
 #define PODRUN_PLANS_H
 
+#include <signal.h>
 #include <stddef.h>
 
 #include "convolution.h"
@@ -33,8 +34,10 @@ float *scratch(int which, size_t bytes);
    happens. Slow: for tests. Before the first plan. */
 void scratch_guard(void);
 
-/* Around the library's calls: one thread, denormal numbers are 0, whatever the calling thread had. */
+/* Around the library's calls: one thread, denormal numbers are 0, whatever the calling thread had, and no signals. Products
+   of the library use the stack pointer for its own memory: what is below that would be overwritten by a handler's frame. */
 typedef struct {
+    sigset_t signals;
     unsigned numbers;
     int threads;
 } Before;

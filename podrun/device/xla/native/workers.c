@@ -95,6 +95,17 @@ worker(void *unused)
     return unused;
 }
 
+void
+signals_hold(sigset_t *before)
+{
+    static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP, SIGSYS};
+    sigset_t most;
+    sigfillset(&most);
+    for (size_t i = 0; i < sizeof faults / sizeof *faults; i++)
+        sigdelset(&most, faults[i]);
+    pthread_sigmask(SIG_SETMASK, &most, before);
+}
+
 /* Another thread, which may use all cores of the process and takes none of its signals. */
 static void
 start_worker(void)
@@ -102,13 +113,12 @@ start_worker(void)
     pthread_attr_t attributes;
     pthread_t thread;
     cpu_set_t all;
-    sigset_t every, before;
-    sigfillset(&every);
+    sigset_t before;
     pthread_attr_init(&attributes);
     pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
     if (!sched_getaffinity(getpid(), sizeof all, &all))
         pthread_attr_setaffinity_np(&attributes, sizeof all, &all);
-    pthread_sigmask(SIG_SETMASK, &every, &before);
+    signals_hold(&before);
     if (!pthread_create(&thread, &attributes, worker, NULL))
         workers++;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
