@@ -240,5 +240,6 @@ def plan_beam_search(chip: Chip, equation: Equation) -> Plan:
 
 def _rounds(chip: Chip, batch: int) -> tuple[int, int]:
     """How often the tiles are filled by entries, and tiles in use."""
-    at_once = chip.tiles // DEFAULT_TILES
-    return math.ceil(batch / at_once), min(batch, at_once) * DEFAULT_TILES
+    width = min(DEFAULT_TILES, chip.tiles)  # A smaller chip computes the parts of an entry in turns.
+    at_once = chip.tiles // width
+    return math.ceil(batch / at_once) * math.ceil(DEFAULT_TILES / width), min(batch, at_once) * width

@@ -222,7 +222,7 @@ class _Supposition:
 
 SUPPOSITIONS: Mapping[str, _Supposition] = MappingProxyType(
     {
-        "tiles": _Supposition("tiles", "tiles", 1, 16, 65_536),
+        "tiles": _Supposition("tiles", "tiles", 1, 1, 65_536),
         "tile_kib": _Supposition("tile_bytes", "B", 1024, 16, 65_536),
         "clock_ghz": _Supposition("clock_hz", "Hz", 1e9, 0.1, 10),
         "exchange_bytes": _Supposition("exchange_bytes", "B/cycle", 1, 1, 256),

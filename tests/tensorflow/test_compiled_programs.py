@@ -110,6 +110,39 @@ def test_what_a_program_says_of_recomputation_changes_the_memory_of_its_report(i
     assert again[1] < 0.95 * kept[1]
 
 
+@pytest.mark.parametrize("tiles", [1, 4, 128])
+def test_the_tiles_of_a_modelled_ipu_are_those_of_the_configuration(
+    ipu: Any, helper: Any, tiles: int
+) -> None:
+    """They reach the report's tiles, memory and cycles; 0 means as many as an IPU has."""
+    pva = importlib.import_module("podrun.compat.pva")
+    import tensorflow as tf
+
+    @tf.function
+    def product(x: tf.Tensor) -> tf.Tensor:
+        return tf.nn.softmax(x @ x)
+
+    def reported(count: int) -> tuple[Any, int]:
+        config = ipu.config.IPUConfig()
+        config.auto_select_ipus, config.ipu_model.tiles_per_ipu = 1, count
+        helper.set_autoreport_options(config, output_execution_profile=True)
+        config.configure_ipu_system()
+        with ipu.ipu_strategy.IPUStrategyV1().scope() as strategy:
+            strategy.run(product, args=[tf.ones([64, 64])])
+        report = pva.openReport(helper.find_report())
+        helper.clear_reports()
+        steps = report.execution.runs[0].steps
+        return report.compilation, sum(ipu.cycles for step in steps for ipu in step.ipus)
+
+    small, longer = reported(tiles)
+    whole, shorter = reported(0)
+    assert (small.target.numTiles, small.target.tilesPerIpu, len(small.tiles)) == (tiles, tiles, tiles)
+    assert len(whole.tiles) == 1472
+    used = [sum(tile.memory.total.excludingGaps for tile in c.tiles) for c in (small, whole)]
+    assert used[0] < 0.5 * used[1]  # Each tile of an IPU has code.
+    assert longer > shorter or tiles > 4
+
+
 def content_of(feeds: dict[str, tuple[int, ...]], baked: int = 0) -> str:
     """The content of a step that adds what two feeds of these names and shapes give."""
     from podrun.tensorflow.execution.modelling import ModelledStep

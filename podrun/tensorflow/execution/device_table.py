@@ -101,10 +101,16 @@ class DeviceTable:
         if self.connection in ("NEVER", "PRE_COMPILE"):
             return RunDevice(DeviceKind.OFFLINE, ipus)
         if flags().ipu_model:
-            return RunDevice(DeviceKind.MODEL, ipus)
+            return RunDevice(DeviceKind.MODEL, ipus, target=self._model_target())
         if launched is not None and self.distributed is not None:
             return RunDevice(DeviceKind.IPU, ipus, job=launched.job)
-        return RunDevice(DeviceKind.IPU, ipus)
+        modelled = launched is None and not partition_configured(ours())
+        return RunDevice(DeviceKind.IPU, ipus, target=self._model_target() if modelled else "gc200")
+
+    def _model_target(self) -> str:
+        """The chip of an IPU that is no machine's: ``ipu_model.tiles_per_ipu`` says how many tiles it has."""
+        tiles = 0 if self.config is None else int(self.config.ipu_model.tiles_per_ipu)
+        return f"gc200:tiles={tiles}" if tiles > 0 else "gc200"
 
     def _ipus(self, ordinal: int) -> IpuRange:
         count, launched = self.count(ordinal), layout()
