@@ -1,7 +1,9 @@
 """Processes that are copies of one that has imported JAX, podrun and the tests' programs.
 
 Importing takes a process a second of a core, and a copy hundredths of one. Copies are processes like others: with an
-environment, files, a process id and an exit code.
+environment, files, a process id and an exit code. They differ in three ways. Variables that modules read when they are
+imported (JAX_*, NPY_*, PYTHON*) are those of the whole run of tests, whatever environment a copy has. All copies have
+one hash seed. ``/proc/PID/environ`` shows the environment of the process that they are copies of.
 """
 
 from __future__ import annotations
@@ -20,10 +22,13 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import IO
+from types import CodeType
+from typing import IO, NoReturn
+
+import numpy
 
 ROOT = Path(__file__).resolve().parent.parent
 MODULES = (
@@ -41,18 +46,21 @@ MODULES = (
     "tests.device.programs",
 )
 """What the first process imports, besides what machines import ahead."""
-COMPAT = "import sys; from podrun.compat.__main__ import main; main(sys.argv[1:])"
-"""The code of ``python -m podrun.compat``."""
+COMPAT = "import sys; from podrun.compat.__main__ import run_compat; sys.exit(run_compat())"
+"""What ``python -m podrun.compat`` runs."""
+ENVIRON = dict(os.environ)
+"""That of the process of which others are copies. Test files import this module before the first test runs."""
 NUMBER = struct.Struct("=q")
 START_SECONDS = 600.0
-_asking = threading.Lock()
+END_SECONDS = 60.0
+_starting = threading.Lock()
 
 
 class CopiedProcess:
     """A process that runs ``code``, with ``words`` as its arguments; like `subprocess.Popen` with pipes and text.
 
-    ``cwd``: where, in the folder of this project by default. ``err``: its standard error, by default that of this
-    process.
+    ``cwd``: where, in the folder of this project by default. ``out``: a file in place of the pipe of its standard
+    output. ``err``: its standard error, by default that of this process. It ends with this process at the latest.
     """
 
     def __init__(
@@ -62,31 +70,50 @@ class CopiedProcess:
         *,
         env: Mapping[str, str] | None = None,
         cwd: Path = ROOT,
+        out: IO[str] | None = None,
         err: IO[str] | None = None,
     ) -> None:
         self.returncode: int | None = None
-        (its_in, to), (of, its_out), (self._ended, held) = os.pipe(), os.pipe(), os.pipe()
-        try:
-            request = [code, list(words), str(cwd), dict(os.environ if env is None else env)]
-            self.pid = _answer(request, [its_in, its_out, 2 if err is None else err.fileno(), held])
-        finally:
-            for file in (its_in, its_out, held):
-                os.close(file)
+        self._status, status = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        (its_in, to), (of, its_out) = os.pipe(), os.pipe()
         self.stdin, self.stdout = os.fdopen(to, "w"), os.fdopen(of)
+        files = [its_in, its_out if out is None else out.fileno(), 2 if err is None else err.fileno()]
+        request = [code, list(words), str(cwd), dict(os.environ if env is None else env)]
+        try:
+            _ask(json.dumps(request).encode(), [*files, status.fileno()])
+            status.close()
+            self._status.settimeout(START_SECONDS)
+            data, (self._process,), _, _ = socket.recv_fds(self._status, NUMBER.size, 1)
+            (self.pid,) = NUMBER.unpack(data)
+        except BaseException:
+            for file in (self.stdin, self.stdout, self._status):
+                file.close()
+            raise
+        finally:
+            status.close()
+            os.close(its_in)
+            os.close(its_out)
 
     def wait(self, timeout: float | None = None) -> int:
         """Its exit code, below zero for a signal; raises TimeoutError if it has not ended by then."""
         if self.returncode is None:
-            if not select.select([self._ended], [], [], timeout)[0]:
-                raise TimeoutError(f"process {self.pid} has not ended within {timeout} s")
-            self.returncode = _answer(self.pid)
-            os.close(self._ended)
+            self._status.settimeout(timeout)
+            try:
+                data = self._status.recv(NUMBER.size)
+            except TimeoutError:
+                raise TimeoutError(f"process {self.pid} has not ended within {timeout} s") from None
+            assert data, "the process that makes copies has ended"
+            (self.returncode,) = NUMBER.unpack(data)
+            self._status.close()
+            os.close(self._process)
+        assert self.returncode is not None
         return self.returncode
 
     def send_signal(self, number: int) -> None:
-        """Its process id is nobody else's until its exit code is read."""
+        """Nothing is sent to a process that has ended."""
         if self.returncode is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._process, number)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
@@ -106,38 +133,46 @@ def run_copied(
     cwd: Path = ROOT,
     timeout: float = 180.0,
 ) -> subprocess.CompletedProcess[str]:
-    """Run such a process to its end, like `subprocess.run`. What it prints has to fit a pipe; errors need not."""
-    with tempfile.TemporaryFile("w+") as err:
-        process = CopiedProcess(code, words, env=env, cwd=cwd, err=err)
+    """Run such a process to its end, like `subprocess.run`. A TimeoutError gives the end of what it said."""
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        process = CopiedProcess(code, words, env=env, cwd=cwd, out=out, err=err)
         try:
-            process.wait(timeout)
-            out = process.stdout.read()
-            err.seek(0)
-            return subprocess.CompletedProcess([code, *words], process.wait(), out, err.read())
+            code_of_end = process.wait(timeout)
+        except TimeoutError as error:
+            raise TimeoutError(f"{error}: {_text(out)[-1000:]}{_text(err)[-3000:]}") from None
         finally:
             process.kill()
-            process.communicate(timeout)
+            process.communicate(END_SECONDS)
+        return subprocess.CompletedProcess([code, *words], code_of_end, _text(out), _text(err))
 
 
-def _answer(request: object, files: Sequence[int] = ()) -> int:
-    """The answer of the process of which others are copies: a process id, or the exit code for one."""
-    with _asking:
+def _text(file: IO[str]) -> str:
+    file.seek(0)
+    return file.read()
+
+
+def _ask(request: bytes, files: Sequence[int]) -> None:
+    """Ask for a copy with these files. The last one is a socket: it gets the process id with a file of the process,
+    then the exit code.
+    """
+    with _starting:
         first = _first()
-        socket.send_fds(first, [json.dumps(request).encode()], files)
-        data = first.recv(NUMBER.size)
-    assert len(data) == NUMBER.size, "the process that makes copies has ended"
-    return int(NUMBER.unpack(data)[0])
+    try:
+        socket.send_fds(first, [request], files)
+    except OSError:
+        _first.cache_clear()
+        raise
 
 
 @functools.cache
 def _first() -> socket.socket:
-    """The socket of that process, which ends with this one."""
+    """The socket of the process of which others are copies, which ends with this one."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    ours.settimeout(START_SECONDS)
     with theirs:
         process = subprocess.Popen(
             [sys.executable, "-m", "tests.copies", str(theirs.fileno())],
             cwd=ROOT,
+            env=ENVIRON,
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
             start_new_session=True,
@@ -145,7 +180,10 @@ def _first() -> socket.socket:
 
     def end() -> None:
         ours.close()
-        process.wait(START_SECONDS)
+        try:
+            process.wait(END_SECONDS)
+        finally:
+            process.kill()
 
     atexit.register(end)
     return ours
@@ -155,44 +193,78 @@ def _first() -> socket.socket:
 
 
 def make_copies(requests: socket.socket) -> Callable[[], None]:
-    """Serve requests until nobody is left to make any and all copies have ended. Returns in a copy what that runs."""
+    """Serve requests until nobody is left to make any, then end all copies. Returns in a copy what that runs."""
     for name in (*import_module("podrun.device.service.preload").TEMPLATE_MODULES, *MODULES):
         import_module(name)
     gc.freeze()
+    copies: dict[int, socket.socket] = {}
     while True:
+        ready = select.select([requests, *copies], [], [])[0]
+        for process in [file for file in ready if file is not requests]:
+            _tell_end(process, copies.pop(process))
+        if requests not in ready:
+            continue
         request, files, _, _ = socket.recv_fds(requests, 1 << 20, 4)
         if not request:
-            with contextlib.suppress(ChildProcessError):
-                while True:
-                    os.wait()
-            os._exit(0)
-        asked = json.loads(request)
-        if isinstance(asked, int):
-            _, status = os.waitpid(asked, 0)
-            number = os.waitstatus_to_exitcode(status)
-        elif (number := os.fork()) == 0:
-            requests.close()
-            return _become(*asked, files)
-        for file in files:
+            _end_all(copies)
+        pid = os.fork()
+        if pid == 0:
+            for other in (requests, *copies.values()):
+                other.close()
+            for process in (files[3], *copies):
+                os.close(process)
+            return _become(*json.loads(request), files[:3])
+        for file in files[:3]:
             os.close(file)
-        requests.sendall(NUMBER.pack(number))
+        process, status = os.pidfd_open(pid), socket.socket(fileno=files[3])
+        copies[process] = status
+        try:
+            socket.send_fds(status, [NUMBER.pack(pid)], [process])
+        except OSError:  # Who asked for it has gone.
+            signal.pidfd_send_signal(process, signal.SIGKILL)
+
+
+def _tell_end(process: int, status: socket.socket) -> None:
+    """Send the exit code of a process that has ended to who asked for it."""
+    end = os.waitid(os.P_PIDFD, process, os.WEXITED)
+    assert end is not None
+    os.close(process)
+    with status, contextlib.suppress(OSError):
+        status.send(NUMBER.pack(end.si_status if end.si_code == os.CLD_EXITED else -end.si_status))
+
+
+def _end_all(copies: Iterable[int]) -> NoReturn:
+    """End what nobody can wait for any more, and this process."""
+    for process in copies:
+        signal.pidfd_send_signal(process, signal.SIGKILL)
+    for process in copies:
+        os.waitid(os.P_PIDFD, process, os.WEXITED)
+    os._exit(0)
 
 
 def _become(
     code: str, words: Sequence[str], cwd: str, environ: Mapping[str, str], files: Sequence[int]
 ) -> Callable[[], None]:
-    """Take over the folder, environment, arguments and files that are asked for; the last one tells that this process
-    has ended.
-    """
-    for number, file in enumerate(files[:3]):
+    """Take over the folder, environment, arguments and files that are asked for."""
+    for number, file in enumerate(files):
         os.dup2(file, number)
         os.close(file)
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environ)
     sys.argv = ["-c", *words]
-    program = compile(code, "<copy>", "exec")
-    return lambda: exec(program, {"__name__": "__main__"})  # noqa: S102 - a test's own code
+    numpy.random.seed()
+    return functools.partial(_run, compile(code, "<copy>", "exec"))
+
+
+def _run(program: CodeType) -> None:
+    """Run the code of a copy. Its errors are shown without the frames of this file."""
+    try:
+        exec(program, {"__name__": "__main__"})  # noqa: S102 - a test's own code
+    except Exception as error:
+        trace = error.__traceback__
+        sys.excepthook(type(error), error, trace and trace.tb_next)
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -341,10 +341,13 @@ def _check_module(name: str) -> None:
         )
 
 
-if __name__ == "__main__":
+def run_compat() -> int:
+    """Run the program that this process's arguments name; returns the exit code."""
     # The script has done its work, even if its output is lost; podrun treats its instances in the same way.
-    sys.exit(
-        commands.run(
-            lambda: main(sys.argv[1:]), command="podrun.compat", loss_fails=False, hosts_program=True
-        )
+    return commands.run(
+        lambda: main(sys.argv[1:]), command="podrun.compat", loss_fails=False, hosts_program=True
     )
+
+
+if __name__ == "__main__":
+    sys.exit(run_compat())

@@ -6,7 +6,7 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -80,31 +80,44 @@ def processes(machines: int, cache: Path, before: str = "", *, fresh: bool = Fal
     ``before``: what each runs before it is a machine. ``fresh``: one that imports for itself, and shares no memory.
     """
     environ = {**os.environ, "PODRUN_CACHE_DIR": str(cache)}
-    started: list[subprocess.Popen[str] | CopiedProcess] = [
-        subprocess.Popen(
-            [sys.executable, "-c", before + SERVER, f"agent{i}"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environ,
-        )
-        if fresh
-        else CopiedProcess(before + SERVER, [f"agent{i}"], env=environ)
-        for i in range(machines)
-    ]
+    started: list[subprocess.Popen[str] | CopiedProcess] = []
     pod = Pod([], [], started)
-    try:
+    with contextlib.ExitStack() as ends:
+        for i in range(machines):
+            process = _start(before + SERVER, f"agent{i}", environ, fresh=fresh)
+            ends.callback(_end, process)
+            started.append(process)
         for process in started:
             assert process.stdout is not None
             pod.endpoints.append(process.stdout.readline().strip())
-        pod.controls = [MachineControl(endpoint) for endpoint in pod.endpoints]
+        for endpoint in pod.endpoints:
+            pod.controls.append(MachineControl(endpoint))
+            ends.callback(pod.controls[-1].close)
         pod.configure()
         yield pod
+
+
+def _start(
+    code: str, agent: str, environ: Mapping[str, str], *, fresh: bool
+) -> subprocess.Popen[str] | CopiedProcess:
+    if not fresh:
+        return CopiedProcess(code, [agent], env=environ)
+    return subprocess.Popen(
+        [sys.executable, "-c", code, agent],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environ,
+    )
+
+
+def _end(process: subprocess.Popen[str] | CopiedProcess) -> None:
+    """Close its standard input and wait for its end, which fails a test if it does not come."""
+    try:
+        process.communicate(timeout=60)
     finally:
-        for control in pod.controls:
-            control.close()
-        for process in started:
-            process.communicate(timeout=60)
+        process.kill()
+        process.wait(60)
 
 
 def machine_report(machine: Machine, bare: MachineReport) -> MachineReport:

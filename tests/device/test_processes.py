@@ -153,9 +153,12 @@ def test_a_killed_host_process_frees_its_ipus_and_ends_the_others_run(lasting: P
 def test_a_host_process_that_just_ends_lets_go(lasting: Pod) -> None:
     pod = lasting
     both = [host(pod, 0, runs=3), host(pod, 4, runs=3)]
-    for process in both:
-        process.communicate(timeout=60)
-        assert process.returncode == 0
+    try:
+        assert [process.wait(60) for process in both] == [0, 0]
+    finally:
+        for process in both:
+            process.kill()
+            process.communicate(60)
     connection = pod.connect()
     assert connection.try_attach(request(PAIR)) is None
     connection.close()

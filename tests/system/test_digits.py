@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import ROOT, Commands, tagged
-from tests.copies import COMPAT, CopiedProcess
+from tests.copies import COMPAT, run_copied
 from tests.system.conftest import PARTITION
 
 pytestmark = pytest.mark.system
@@ -34,13 +35,10 @@ def launched(pod: Commands, path: Path, instances: int, *words: str) -> str:
 def test_the_same_bits_for_two_instances_and_alone(pod: Commands, tmp_path: Path) -> None:
     few = ("--epochs", "1", "--model", "mlp")
     words = [str(EXAMPLE), "--replicas=16", "--save", str(tmp_path / "0.onnx"), *few]
-    alone = CopiedProcess(COMPAT, words, env=pod.environment())
-    together = launched(pod, tmp_path / "2.onnx", 2, *few)
-    try:
-        assert alone.wait(180) == 0
-    finally:
-        alone.kill()
-        alone.communicate(60)
+    with ThreadPoolExecutor() as pool:
+        alone = pool.submit(run_copied, COMPAT, words, env=pod.environment())
+        together = launched(pod, tmp_path / "2.onnx", 2, *few)
+        assert alone.result().returncode == 0, alone.result().stderr
     assert together == digest(tmp_path / "0.onnx")
 
 
