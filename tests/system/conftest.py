@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import signal
 import tempfile
@@ -52,8 +53,15 @@ def server() -> Iterator[Commands]:
 @pytest.fixture
 def pod(server: Commands, tmp_path: Path) -> Iterator[Commands]:
     """Commands beside the running server; every process that a test starts must be gone at its end."""
+    with nothing_left(server):
+        yield server
+
+
+@contextlib.contextmanager
+def nothing_left(server: Commands) -> Iterator[None]:
+    """Fails if what starts in the meantime leaves processes, or a launch its entry."""
     before, there = set(server.processes()), _published(server)
-    yield server
+    yield
     wait_until(lambda: set(server.processes()) <= before | _machines(server), 60, "the test's processes end")
     assert _published(server) <= there, "a launch left its entry behind"
 

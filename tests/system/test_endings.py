@@ -54,13 +54,14 @@ def test_scripts_that_end_badly(pod: Commands, how: str, code: int, said: str) -
     wait_until(lambda: detached(pod), 60, "the machines notice that the processes are gone")
 
 
-def test_ctrl_c_while_stepping(pod: Commands) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_while_stepping(pod: Commands, number: signal.Signals, code: int) -> None:
     process = pod.start(*RUN, SMALL, "1000000")
     until_stepping(process)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, err = process.communicate(timeout=120)
-    assert process.returncode == 130
-    assert "SIGINT: all instances were ended" in err
+    assert process.returncode == code
+    assert f"{number.name}: all instances were ended" in err
     wait_until(lambda: detached(pod), 60, "the machines notice that the processes are gone")
 
 

@@ -1,7 +1,8 @@
-"""What others see of a launch that runs, and may do to it. All tests of this file look at one; the last one ends it."""
+"""What others see of a launch that runs, and may do to it. Tests of this file share one until a test ends it."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.conftest import Commands, wait_until
-from tests.system.conftest import PARTITION, PROGRAMS
+from tests.system.conftest import PARTITION, PROGRAMS, nothing_left
 from tests.system.test_endings import detached, until_stepping
 
 pytestmark = pytest.mark.system
@@ -18,20 +19,46 @@ SMALL = PROGRAMS / "small.py"
 RUN = ("podrun", "--num-replicas=16", "--num-instances=2", "--vipu-partition", PARTITION)
 
 
-@pytest.fixture(scope="module")
-def launch(server: Commands) -> Iterator[subprocess.Popen[str]]:
-    """Two instances that step, until a test ends them or all tests are done."""
-    process = server.start(*RUN, SMALL, "1000000")
-    try:
-        until_stepping(process)
-        yield process
-        if process.poll() is None:
-            process.terminate()
+class Launch:
+    """Two instances that step. Tests share them until one ends them; the next one starts others."""
+
+    def __init__(self, server: Commands, ends: contextlib.ExitStack) -> None:
+        self._server, self._ends = server, ends
+        self._process: subprocess.Popen[str] | None = None
+
+    def stepping(self) -> subprocess.Popen[str]:
+        if self._process is None or self._process.poll() is not None:
+            self._ends.close()
+            self._process = self._ends.enter_context(_steps(self._server))
+        return self._process
+
+
+@contextlib.contextmanager
+def _steps(server: Commands) -> Iterator[subprocess.Popen[str]]:
+    with nothing_left(server):
+        process = server.start(*RUN, SMALL, "1000000")
+        try:
+            until_stepping(process)
+            yield process
+            if process.poll() is None:
+                process.terminate()
+                process.communicate(timeout=120)
+            assert process.returncode == 143
+        finally:
+            process.kill()
             process.communicate(timeout=120)
-        assert process.returncode == 143
-    finally:
-        process.kill()
-        process.communicate(timeout=120)
+
+
+@pytest.fixture(scope="module")
+def launches(server: Commands) -> Iterator[Launch]:
+    with contextlib.ExitStack() as ends:
+        yield Launch(server, ends)
+
+
+@pytest.fixture
+def launch(launches: Launch) -> subprocess.Popen[str]:
+    """A launch that steps when a test begins."""
+    return launches.stepping()
 
 
 def test_monitor_sees_the_partition_and_the_attached_processes(
