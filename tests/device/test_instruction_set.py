@@ -66,7 +66,8 @@ def test_the_digest_of_a_program_and_a_pieces_key_name_it(monkeypatch):
 
     def both() -> tuple[str, str]:
         computation = pieces.Computation("piece", b"text", (), ())
-        return digests.executable_digest(mlp(), "gc200", {}, []), pieces._key(computation, (), {})
+        digest = digests.executable_digest(mlp(), "gc200", digests.CompileOptions(), [])
+        return digest, pieces._key(computation, (), {})
 
     here = both()
     for module in (digests, pieces):
