@@ -147,6 +147,15 @@ def wide(value: Any) -> Any:
     return value.astype(np.float32)
 
 
+def ones(value: Any) -> Any:
+    return lax.full_like(value, 1)
+
+
+def there_and_back(value: Any) -> Any:
+    """A value through two reshapes."""
+    return lax.reshape(lax.reshape(value, (value.size,)), value.shape)
+
+
 WHOLE = numbers(3, 5, 700), numbers(6, 5, 700)[3:]
 BESIDE: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "add": (lambda r, a, b: r(a + b), WHOLE),
@@ -177,6 +186,27 @@ BESIDE: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         lambda r, a, b: r(a / lax.select(lax.eq(np.float32(8), np.float32(0)), lax.full_like(b, 1), b)),
         WHOLE,
     ),
+    "converted, twice the same": (
+        lambda r, a, b: (lambda y: r(y * lax.select(b > 1, y, y)))(wide(a)),
+        (halves(3, 5, 700), WHOLE[1]),
+    ),
+    "converted, always taken": (
+        lambda r, a: (lambda y: r(y / lax.select(lax.eq(np.float32(8), np.float32(0)), ones(y), y)))(wide(a)),
+        (halves(3, 5, 700),),
+    ),
+    "converted and reshaped": (
+        lambda r, a: (lambda y: r(y * there_and_back(y)))(wide(a)),
+        (halves(3, 5, 700),),
+    ),
+    "a reshaped one, reshaped": (
+        lambda r, a: (lambda y: r(y - there_and_back(y)))(lax.reshape(a, (3, 5, 700))),
+        (numbers(15, 700),),
+    ),
+    "a reshaped one, twice the same": (
+        lambda r, a, b: (lambda y: r(y * lax.select(b > 0, y, y)))(lax.reshape(a, (3, 5, 700))),
+        (numbers(15, 700), WHOLE[1]),
+    ),
+    "of channels, reshaped": (lambda r, a: (lambda y: r(y * there_and_back(y)))(over(a, 2)), (numbers(700),)),
     "to halves": (lambda r, a: r(a).astype(HALF), WHOLE[:1]),
     "to NaN": (lambda r, a: to_nan(r(a)), WHOLE[:1]),
     "to the greatest": (lambda r, a: lax.clamp(np.float32(-65504), r(a), np.float32(65504)), WHOLE[:1]),

@@ -285,13 +285,16 @@ def _is_to_half(operation: MlirOperation) -> bool:
 
 def _erase_unread(operation: MlirOperation) -> None:
     """Erase an operation if nothing reads its results, and those of `_FREE` that it alone reads."""
-    queue = [operation]
+    queue = [operation] if _is_unread(operation) else []
     while queue:
         op = queue.pop()
-        if any(list(result.uses) for result in op.results):
-            continue
         makers = [maker for operand in op.operands if (maker := producer(operand)) is not None]
         op.erase()
+        # Only what lost its last reader here: it comes up once, though others that are erased read it too.
         for index, maker in enumerate(makers):
-            if maker.name in _FREE and maker not in makers[:index]:
+            if maker.name in _FREE and maker not in makers[:index] and _is_unread(maker):
                 queue.append(maker)
+
+
+def _is_unread(operation: MlirOperation) -> bool:
+    return not any(list(result.uses) for result in operation.results)
