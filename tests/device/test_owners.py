@@ -4,17 +4,20 @@ missing.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from podrun.core.errors import ApplicationRuntimeError, ErrorCode, PoplarError, UnknownRuntimeError
 from podrun.core.layout import IpuRange
 from podrun.device.host.client import InProcessMachines, PortConnection
+from podrun.device.host.remote import process_start
 from podrun.device.xla.pieces import PieceCache
 
 from .conftest import load_all, owners, request, together
@@ -22,6 +25,16 @@ from .programs import data, first_weights, linear
 
 pytestmark = pytest.mark.usefixtures("no_threads_left")
 POD = IpuRange(0, 8)
+
+
+@pytest.mark.parametrize("pid", [os.getpid(), 1])
+def test_when_a_process_started(pid: int) -> None:
+    """As psutil tells it; the kernel's time of boot may move by a second while the clock is set."""
+    assert process_start(pid) == pytest.approx(psutil.Process(pid).create_time(), abs=2)
+
+
+def test_when_a_process_started_that_is_none() -> None:
+    assert process_start(2**31 - 1) == 0
 
 
 def both(twin: InProcessMachines, count: int = 2) -> list[tuple[PortConnection, IpuRange]]:
