@@ -2,17 +2,16 @@
 
     python benchmarks/launch_time.py [--json FILE] [--repeats N] [--nothing-kept]
 
-* ``cold_s``: from typing ``podrun --num-replicas 16 examples/digits/train.py`` to its first step, nothing
-running before:
-  service, Ray, four machines, compilation.
+* ``cold_s``: from typing ``podrun --num-replicas 16 examples/digits/train.py`` until a machine has done its first
+  batch, nothing running before: service, Ray, four machines, compilation.
 * ``warm_s``: the same beside a ``vipu-server`` whose four machines are up and whose partition exists.
 * ``cold_cpu_s``, ``warm_cpu_s``: processor time of all processes of the launch (and of the server) until then; it
   says more than seconds of wall clock where other work runs.
 * ``help_s``: ``podrun --help`` from start to end; ``help_import_s`` is what it imports, as ``-X
 importtime`` counts it.
 
-Medians over repeats, in seconds of wall clock. The first step is seen from outside, as batches that the
-machines report (asked every 20 ms; each question takes a few milliseconds). Compiled pieces and what podrun keeps
+Medians over repeats, in seconds of wall clock. Machines note their first batch themselves (PODRUN_MOMENTS), so that
+nobody asks them meanwhile. Compiled pieces and what podrun keeps
 of the program are in the user's cache, as after an earlier launch; with ``--nothing-kept`` only the pieces are, and
 each launch traces and compiles. Python's bytecode is there, as pip leaves it.
 """
@@ -38,8 +37,7 @@ from typing import Any
 from short_mode import add_short
 
 from podrun.core.environment import PODRUN_PLAN_CACHE
-from podrun.core.errors import PodrunError
-from podrun.partition.client.vipu_client import VipuClient
+from podrun.core.terminal import FIRST_BATCH
 from podrun.partition.host.discovery import Registry
 from podrun.partition.host.guardian import marked_processes
 
@@ -97,7 +95,7 @@ def measure(repeats: int) -> dict[str, Any]:
         with _home(bytecode) as environment, _server(environment):
             warm = [_first_step(environment, timelines) for _ in range(repeats)]
     return {
-        "schema_version": 2,
+        "schema_version": 3,
         "timelines": timelines,
         "cold_s": statistics.median(wall for wall, _ in cold),
         "warm_s": statistics.median(wall for wall, _ in warm),
@@ -157,7 +155,7 @@ def _server(environment: Mapping[str, str]) -> Iterator[None]:
         stderr=subprocess.DEVNULL,
     )
     try:
-        _entry(environment)
+        _await_service(environment)
         subprocess.run(
             [str(BIN / "vipu"), "create", "partition", "p16", "--size", "16"],
             env=environment,
@@ -170,49 +168,53 @@ def _server(environment: Mapping[str, str]) -> Iterator[None]:
         server.wait(30)
 
 
-def _entry(environment: Mapping[str, str]) -> tuple[str, int]:
-    """Where the service that this environment sees listens, as soon as there is one."""
+def _await_service(environment: Mapping[str, str]) -> None:
+    """Wait for a service that this environment sees."""
     registry = Registry(Path(environment["PODRUN_RUNTIME_DIR"]))
     end = time.monotonic() + DEADLINE_S
     while time.monotonic() < end:
-        found = registry.find()
-        if found is not None:
-            return found.host, found.port
+        if registry.find() is not None:
+            return
         time.sleep(0.01)
     raise SystemExit(f"no partition service within {DEADLINE_S:g} s")
 
 
 def _first_step(environment: Mapping[str, str], timelines: list[str]) -> tuple[float, float]:
-    """Seconds, and processor seconds, from starting podrun to the first batch that its machines report. Adds the
+    """Seconds, and processor seconds, from starting podrun to the first batch that a machine has done. Adds the
     launch's steps to ``timelines``."""
-    already, used = _batches_so_far(environment), _processor_seconds(environment)
+    used, moments = _processor_seconds(environment), Path(environment["PODRUN_MOMENTS"])
+    moments.unlink(missing_ok=True)
     begin, clock = time.monotonic(), time.time()
     process = subprocess.Popen(COMMAND, env=environment, stdout=subprocess.DEVNULL)
     try:
-        host, port = _entry(environment)
-        with VipuClient(host, port, timeout=10.0) as client:
-            while True:
-                if _batches(client) > already:
-                    wall = time.monotonic() - begin
-                    timelines.append(_timeline(Path(environment["PODRUN_MOMENTS"]), clock, wall))
-                    return wall, _processor_seconds(environment) - used
-                if process.poll() not in (None, 0):
-                    raise SystemExit(f"podrun ended with exit code {process.returncode}")
-                if time.monotonic() > begin + DEADLINE_S:
-                    raise SystemExit(f"no step within {DEADLINE_S:g} s")
-                time.sleep(0.02)
+        while True:
+            done = [float(row[0]) for row in _moments(moments) if row[-1] == FIRST_BATCH]
+            if done:
+                cpu = _processor_seconds(environment) - used
+                timelines.append(_timeline(moments, clock))
+                return min(done) - clock, cpu
+            if process.poll() is not None:
+                raise SystemExit(f"podrun ended with exit code {process.returncode}, and no batch is noted")
+            if time.monotonic() > begin + DEADLINE_S:
+                raise SystemExit(f"no batch within {DEADLINE_S:g} s")
+            time.sleep(0.01)
     finally:
         process.wait(DEADLINE_S)
 
 
-def _timeline(file: Path, begin: float, wall: float) -> str:
+def _moments(file: Path) -> list[list[str]]:
+    """Time, process, seconds of a core and name of each moment so far; the last line may still be written."""
+    lines = file.read_text(encoding="utf-8").split("\n")[:-1] if file.is_file() else []
+    return [line.split(" ", 3) for line in lines]
+
+
+def _timeline(file: Path, begin: float) -> str:
     """The steps of a launch since ``begin`` (seconds since 1970): when, seconds of a core that the process had used."""
     rows = [f"{'after s':>8} {'core s':>7} {'process':>8}"]
-    for line in file.read_text(encoding="utf-8").splitlines():
-        at, pid, used, name = line.split(" ", 3)
-        if float(at) >= begin and not rows[-1].endswith(f" {pid:>8} {name}"):
+    for at, pid, used, name in sorted(_moments(file), key=lambda row: float(row[0])):
+        if not rows[-1].endswith(f" {pid:>8} {name}"):
             rows.append(f"{float(at) - begin:8.2f} {float(used):7.2f} {pid:>8} {name}")
-    return "\n".join((*rows, f"{wall:8.2f} {'':16} a first batch is done"))
+    return "\n".join(rows)
 
 
 def _processor_seconds(environment: Mapping[str, str]) -> float:
@@ -223,25 +225,6 @@ def _processor_seconds(environment: Mapping[str, str]) -> float:
             words = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2]
             ticks += sum(map(int, words.split()[11:15]))
     return ticks / os.sysconf("SC_CLK_TCK")
-
-
-def _batches_so_far(environment: Mapping[str, str]) -> int:
-    found = Registry(Path(environment["PODRUN_RUNTIME_DIR"])).find() if _has_runtime(environment) else None
-    if found is None:
-        return 0
-    with VipuClient(found.host, found.port, timeout=10.0) as client:
-        return _batches(client)
-
-
-def _has_runtime(environment: Mapping[str, str]) -> bool:
-    return Path(environment["PODRUN_RUNTIME_DIR"]).is_dir()
-
-
-def _batches(client: VipuClient) -> int:
-    try:
-        return max((report.batches_done for report in client.machine_reports()), default=0)
-    except PodrunError:
-        return 0  # Not up yet, or not any more.
 
 
 def _timed(command: list[str]) -> float:

@@ -248,6 +248,10 @@ def report_step(step: str, done: int = 0, total: int = 0) -> None:
             preparation.step, preparation.done, preparation.total = step, done, total
 
 
+FIRST_BATCH = "a first batch is done"
+"""The moment that a machine notes after the first batch of a program."""
+
+
 def note_moment(name: str) -> None:
     """Say in the file of PODRUN_MOMENTS, if it is set, that something begins: the time (seconds since 1970), this
     process and the seconds of a core that it has used. Raises UsageError if the file cannot be written."""

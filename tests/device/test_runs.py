@@ -14,6 +14,7 @@ from podrun.core import executable_file
 from podrun.core.errors import ApplicationRuntimeError
 from podrun.core.executable import AllGather, Compute, Executable, Retrieval
 from podrun.core.layout import IpuRange, Layout
+from podrun.core.terminal import FIRST_BATCH
 from podrun.device.connection import RunResult
 from podrun.device.host.client import InProcessMachines
 from podrun.device.host.connecting import connect
@@ -66,6 +67,17 @@ def train(
     assert [r.batches_done for r in outcomes[0][0]] == [batches * (run + 1) for run in range(runs)]
     assert outcomes[0][0][0].modelled_seconds == pytest.approx(batches * 1e-3)
     return np.array(losses), outcomes[0][1]
+
+
+def test_machines_note_their_first_batch(
+    pieces: PieceCache, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Each of four machines once for the program, however many runs follow."""
+    monkeypatch.setenv("PODRUN_MOMENTS", str(tmp_path / "moments"))
+    train(linear(16), pieces, 1, runs=3, batches=2)
+    names = [line.split(" ", 3)[3] for line in (tmp_path / "moments").read_text().splitlines()]
+    assert names.count(FIRST_BATCH) == 4
+    assert names.index(FIRST_BATCH) > names.index("machines have the program")
 
 
 @pytest.mark.parametrize(("count", "meetings"), [(1, 1), (2, 2)])

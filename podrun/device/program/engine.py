@@ -34,7 +34,7 @@ from podrun.core.executable import (
     StoreStream,
 )
 from podrun.core.shared_region import RegionName
-from podrun.core.terminal import reported_steps
+from podrun.core.terminal import FIRST_BATCH, note_moment, reported_steps
 from podrun.device.connection import RunOutcome
 from podrun.device.crash_records import (
     CrashReader,
@@ -264,6 +264,8 @@ class Engine:
             # A sole owner waits for all machines before it asks any of them for the next run.
             last = agreed and batch == batches - 1
             self._interpreter.run_batch(self.batches_done, batch, feed, drain, host_gathers=last)
+            if self.batches_done == 0:
+                note_moment(FIRST_BATCH)
             self.batches_done += self.executable.batches_per_pass
             if messages is not None:
                 messages.end_batch()
