@@ -24,7 +24,7 @@ import os
 import struct
 import tempfile
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
 from typing import Any
@@ -223,20 +223,29 @@ def _check_places(sections: Sequence[FileSection], begin: int, end: int) -> None
         raise ValueError("bytes follow the last section")
 
 
+def file_parts(sections: Sequence[NewSection]) -> Iterator[Part]:
+    """The bytes of a file, part by part."""
+    table = _new_table(sections)
+    head = _PREFIX.pack(MAGIC, VERSION, len(table)) + table
+    head += hashlib.sha256(head).digest()
+    yield head
+    size = len(head)
+    for section in sections:
+        gap = -size % ALIGNMENT
+        yield bytes(gap)
+        yield from section.parts
+        size += gap + section.size
+
+
 def write_sections(path: str | os.PathLike[str], sections: Sequence[NewSection]) -> None:
     """Write a file so that a reader sees all of it or nothing. ConfigError if the disk refuses."""
     target = Path(path)
-    table = _new_table(sections)
+    parts = file_parts(sections)
     temporary = ""
     try:
         handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
         with os.fdopen(handle, "wb") as file:
-            file.write(_PREFIX.pack(MAGIC, VERSION, len(table)) + table)
-            file.write(hashlib.sha256(_PREFIX.pack(MAGIC, VERSION, len(table)) + table).digest())
-            for section in sections:
-                file.write(bytes(-file.tell() % ALIGNMENT))
-                for part in section.parts:
-                    file.write(part)
+            file.writelines(parts)
         os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, target)
     except OSError as error:

@@ -10,7 +10,7 @@ import click
 
 from podrun.core.command_line import HELP_OPTIONS
 from podrun.popef.metadata import PopefAnchor, PopefMetadata, PopefTensor
-from podrun.popef.reader import PopefReader
+from podrun.popef.reader import AnyProgramReader, PopefReader
 
 
 def file_contents(reader: PopefReader) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def parts_text(reader: PopefReader) -> str:
 def dump_command(files: tuple[Path, ...], metadata: bool, everything: bool, as_json: bool) -> int:
     """Show what PopEF files hold. A file that is damaged or foreign is refused with the reason."""
     for path in files:
-        reader = PopefReader().parseFile(path)
+        reader = AnyProgramReader().parseFile(path)
         if as_json:
             shown = file_contents(reader)
             shown = (

@@ -7,6 +7,7 @@ weights = {tensor.name: tensor.data() for tensor in reader.tensors()}     # memo
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from podrun.core import executable_file
 from podrun.core.errors import ConfigError
 from podrun.core.executable import Executable
 from podrun.core.quick_dataclass import dataclass
-from podrun.popef.container import MAGIC, FileSection, MappedFile, damaged
+from podrun.popef.container import MAGIC, FileSection, MappedFile, NewSection, damaged, file_parts
 from podrun.popef.metadata import PopefMetadata, PopefTensor
 
 
@@ -136,6 +137,27 @@ class PopefReader:
         self._tensors += tensors
         self._feeds += feeds
         return self
+
+
+def _is_bare(path: str | os.PathLike[str]) -> bool:
+    """Whether a file is an executable without a container; False for one that cannot be read."""
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        return file.read(len(executable_file.MAGIC)) == executable_file.MAGIC
+    return False
+
+
+class AnyProgramReader(PopefReader):
+    """`PopefReader` that also takes a bare executable, as an executable cache holds: a file with one executable and no
+    metadata.
+    """
+
+    def parseFile(self, path: str | os.PathLike[str]) -> PopefReader:
+        """Check and map a file; returns this reader. ConfigError that names the file and what is wrong with it."""
+        if not _is_bare(path):
+            return super().parseFile(path)
+        program = executable_file.read_executable(path)
+        section = NewSection("executable", program.name, [executable_file.dumps(program)])
+        return self.parseBytes(b"".join(file_parts([section])), os.fspath(path))
 
 
 def _tensor(file: MappedFile, section: FileSection) -> StoredTensor:

@@ -238,6 +238,25 @@ def test_foreign_files_are_refused_by_name(tmp_path: Path) -> None:
         PopefReader().parseFile(tmp_path / "absent")
 
 
+def test_a_bare_executable_is_a_file_with_it_alone(tmp_path: Path) -> None:
+    """As an executable cache of TensorFlow holds; damaged ones are refused."""
+    from podrun.compat import popef
+    from podrun.core.executable_file import write_executable
+
+    path = tmp_path / "net.poplar_exec"
+    write_executable(EXECUTABLE, path)
+    reader = popef.Reader()
+    reader.parseFile(path)
+    (stored,) = reader.executables()
+    assert (stored.name, stored.program()) == (EXECUTABLE.name, EXECUTABLE)
+    assert (reader.metadata(), reader.tensors(), reader.feeds(), reader.opaqueBlobs()) == ([], [], [], [])
+    shown = CliRunner().invoke(dump_command, [str(path)], standalone_mode=False).output
+    assert f"Executable {EXECUTABLE.name!r}" in shown
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ConfigError, match="poplar_exec"):
+        popef.Reader().parseFile(path)
+
+
 def test_a_compressed_part_cannot_become_more_than_it_says(tmp_path: Path) -> None:
     import zlib
 

@@ -14,7 +14,7 @@ from podrun.popef.metadata import PopefAnchor as Anchor
 from podrun.popef.metadata import PopefMetadata as Metadata
 from podrun.popef.metadata import PopefTensor as TensorInfo
 from podrun.popef.metadata import ProgramFlow
-from podrun.popef.reader import PopefReader as Reader
+from podrun.popef.reader import AnyProgramReader as Reader
 from podrun.popef.reader import StoredBlob as OpaqueReader
 from podrun.popef.reader import StoredExecutable as ExecutableReader
 from podrun.popef.reader import StoredTensor as TensorReader
