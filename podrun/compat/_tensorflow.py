@@ -95,7 +95,7 @@ def _root() -> types.ModuleType:
 
 def _operations_module(name: str) -> types.ModuleType:
     """A module of ``tensorflow.python.ipu.ops`` that a program reads as an attribute."""
-    if name not in MODULES:
+    if name not in MODULES and name != "rnn_ops":
         raise AttributeError(f"module 'tensorflow.python.ipu.ops' has no attribute {name!r}")
     return importlib.import_module(f"{ROOT}.ops.{name}")
 

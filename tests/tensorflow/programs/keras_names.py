@@ -51,7 +51,7 @@ assert Embedding is ipu_tensorflow_addons.keras.layers.Embedding
 assert issubclass(CrossReplicaOptimizer, IpuOptimizer)
 assert ReportHelper is ipu.test_utils.ReportHelper
 assert rnn_ops_of_version_1.PopnnLSTM is layers.PopnnLSTM
-assert rnn_ops.PopnnLSTM is layers.PopnnLSTM is ipu.rnn_ops.PopnnLSTM
+assert rnn_ops.PopnnLSTM is layers.PopnnLSTM is ipu.rnn_ops.PopnnLSTM is ipu.ops.rnn_ops.PopnnLSTM
 assert PopDistStrategy is popdist_strategy.PopDistStrategy
 assert {generic_utils.__name__, tf_utils.__name__} == {
     "tf_keras.src.utils.generic_utils",
