@@ -98,9 +98,24 @@ def test_norms_of_volumes_have_channels_in_either_place(ipu: Any, training: bool
             np.testing.assert_allclose(result, wanted, rtol=2e-4, atol=2e-5)
 
 
-def test_what_is_compiled_in_eager_mode_is_on_no_ipu(ipu: Any) -> None:
+def test_what_is_compiled_in_eager_mode_runs_at_once(ipu: Any) -> None:
+    """On the IPU of the scope around it, or of one inside; the program's own errors come first."""
     import tensorflow as tf
 
+    with ipu.scopes.ipu_scope("/device:IPU:0"):
+        (sums,) = ipu.ipu_compiler.compile(lambda x, y: x + y * 2.0, [tf.ones([2]), 3.0])
+        # Halves are clipped there, and infinite on the host.
+        (clipped,) = ipu.ipu_compiler.compile(lambda x: x * x, [tf.constant(300.0, tf.float16)])
+    assert (sums.numpy().tolist(), clipped.numpy()) == ([7.0, 7.0], 65504.0)
+
+    def inside(x: Any) -> Any:
+        with tf.device("/device:IPU:0"):
+            return {"square": x * x, "rest": [x]}
+
+    results = ipu.ipu_compiler.compile(inside, [tf.constant(300.0, tf.float16)])
+    assert (results["square"].numpy(), results["rest"][0].numpy()) == (65504.0, 300.0)
+    with pytest.raises(ZeroDivisionError):
+        ipu.ipu_compiler.compile(lambda: 1 / 0)
     with pytest.raises(Exception, match="The computation was not placed on an IPU device: use"):
         ipu.ipu_compiler.compile(lambda x: x + 1.0, [tf.ones([2])])
 

@@ -45,11 +45,16 @@ def test_compile_returns_what_the_function_does(program: Program) -> None:
     assert len(one) == 1
     nested = program.compiled(lambda v: (v, [v + 1, v + 2]), [x])
     assert isinstance(nested[1], list)
+    named = program.compiled(lambda v: {"plus": v + 1, "less": v - 1}, [x])
     nothing = program.compiled(lambda v: None, [x])
     assert isinstance(nothing, tf.Operation)
     with program.session() as session:
         np.testing.assert_array_equal(session.run(one, {x: [1, 2]})[0], [2, 4])
         assert session.run(nested, {x: [1, 2]})[1][1].tolist() == [3, 4]
+        assert {k: v.tolist() for k, v in session.run(named, {x: [1, 2]}).items()} == {
+            "plus": [2, 3],
+            "less": [0, 1],
+        }
         assert session.run(nothing, {x: [1, 2]}) is None
 
 

@@ -95,6 +95,11 @@ def eager_scope(ordinal: int | None) -> Iterator[None]:
         _scopes.ordinals.pop()
 
 
+def eager_ordinal() -> int | None:
+    """The number of the IPU in whose scope eager operations are made; None outside of any."""
+    return _scopes.ordinals[-1] if _scopes.ordinals else None
+
+
 def install_eager_devices() -> None:
     """Let ``tf.device`` take names of IPUs in eager mode, once."""
     context_class = private_module("eager.context").Context
@@ -146,7 +151,7 @@ def _placed_call(plain: Callable[..., Any]) -> Callable[..., Any]:
     recorded = symbol("eager.record.could_possibly_record")
 
     def call(self: object, *args: object, **kwargs: object) -> object:
-        ordinal = _scopes.ordinals[-1] if _scopes.ordinals else None
+        ordinal = eager_ordinal()
         if ordinal is None or _scopes.correcting or not tf.executing_eagerly():
             return plain(self, *args, **kwargs)
         strategy = _strategy(ordinal)
@@ -193,7 +198,7 @@ def _unplaced(own: contextlib.AbstractContextManager[object]) -> Iterator[None]:
 
 def _on_device(op_name: str, inputs: Sequence[object], result: object) -> object:
     """The result of an operation as the innermost scope's device gives it."""
-    ordinal = _scopes.ordinals[-1] if _scopes.ordinals else None
+    ordinal = eager_ordinal()
     if ordinal is None or _scopes.correcting or not tf.executing_eagerly():
         return result
     _scopes.correcting = True

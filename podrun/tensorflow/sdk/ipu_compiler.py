@@ -18,6 +18,7 @@ from podrun.tensorflow.capture.program_graphs import (
     takes,
     trace,
 )
+from podrun.tensorflow.execution.eager_devices import eager_ordinal
 from podrun.tensorflow.execution.launching import launch_program
 from podrun.tensorflow.execution.placed_devices import OWN_DEVICE, placed_inside, placed_ordinal
 from podrun.tensorflow.execution.program_parts import program_of
@@ -32,13 +33,36 @@ _NOT_PLACED = (
 
 
 def compile(computation: Callable[..., Any], inputs: Any = None) -> Any:
-    """Trace ``computation`` once, and return its results: a list of tensors, or an operation that runs it."""
+    """Trace ``computation`` once, and return its results: a list of tensors, or an operation that runs it. In eager
+    mode it runs at once.
+    """
     if tf.executing_eagerly():
-        raise Exception(_NOT_PLACED)  # noqa: TRY002 - the SDK's class and words
+        return _run_eagerly(computation, inputs)
     outer = tf.compat.v1.get_default_graph()
     # Otherwise variables of a default graph that no scope opened would be eager ones.
     with outer.as_default(), _resource_variables():
         return _compiled(outer, computation, inputs)
+
+
+def _run_eagerly(computation: Callable[..., object], inputs: object) -> object:
+    """The results of a program that runs at once. What ``computation`` itself refuses comes before where it lies."""
+    values = [tf.convert_to_tensor(v) for v in tf.nest.flatten([] if inputs is None else inputs)]
+
+    def body(*flat: tf.Tensor) -> object:
+        arguments = flat if inputs is None else tf.nest.pack_sequence_as(inputs, flat)
+        return computation(*(arguments if isinstance(arguments, (list, tuple)) else [arguments]))
+
+    function = tf.function(body, autograph=False)
+    ordinal = eager_ordinal()
+    if ordinal is None:
+        ordinal = placed_inside(function.get_concrete_function(*values).graph)
+    if ordinal is None:
+        raise Exception(_NOT_PLACED)  # noqa: TRY002 - the SDK's class and words
+    with tf.device(f"/device:IPU:{ordinal}"):
+        outcome = function(*values)
+    if not _is_flat(outcome):
+        return outcome
+    return [item for item in tf.nest.flatten(outcome) if item is not None]
 
 
 def _compiled(outer: tf.Graph, computation: Callable[..., Any], inputs: Any) -> Any:
@@ -81,8 +105,11 @@ def _compiled(outer: tf.Graph, computation: Callable[..., Any], inputs: Any) -> 
     *launched, done = launch_program(program, arguments)
     if not tensors:
         return done
-    if isinstance(outcome, (list, tuple, dict)) and any(isinstance(o, (list, tuple, dict)) for o in outcome):
-        return tf.nest.pack_sequence_as([o for o in outcome if not isinstance(o, tf.Operation)], launched)
+    if not _is_flat(outcome):
+        kept = (
+            outcome if isinstance(outcome, dict) else [o for o in outcome if not isinstance(o, tf.Operation)]
+        )
+        return tf.nest.pack_sequence_as(kept, launched)
     return launched
 
 
@@ -149,6 +176,13 @@ def _resource_variables() -> Iterator[None]:
         yield
     finally:
         scope.set_use_resource(before)
+
+
+def _is_flat(outcome: object) -> bool:
+    """Whether XLA's compile gives results as a list; else in their structure, as those of a dict."""
+    if isinstance(outcome, (list, tuple)):
+        return not any(isinstance(item, (list, tuple, dict)) for item in outcome)
+    return not isinstance(outcome, dict)
 
 
 def _has_estimator_spec(outcome: object) -> bool:
