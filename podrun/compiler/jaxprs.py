@@ -5,7 +5,7 @@ What this needs of JAX beyond its public API comes from `podrun.private_apis.jax
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -119,6 +119,48 @@ def _moves(equation: JaxprEqn) -> bool:
         and all(_is_finite(a, set()) for a in literals)
         and all(map(_moves, inner.jaxpr.eqns))
     )
+
+
+_FUNCTIONS = {"jit": "jaxpr", "pjit": "jaxpr", "custom_jvp_call": "call_jaxpr"}
+"""The parameter with the function, of primitives that call one."""
+
+
+def inlined(closed: ClosedJaxpr, primitives: Container[str]) -> ClosedJaxpr:
+    """The jaxpr with the equations of functions in the place of their calls, for functions of ``primitives`` alone: JAX
+    writes ``where`` and ``clip`` as calls.
+    """
+    equations: list[JaxprEqn] = []
+    outer: dict[Any, Any] = {}  # Any: JAX types neither variables nor their values.
+
+    def add(old: JaxprEqn, same: dict[Any, Any], call: JaxprEqn | None) -> None:
+        atoms = [a if isinstance(a, Literal) else same.get(a, a) for a in old.invars]
+        if _calls_only(old, primitives):
+            function = old.params[_FUNCTIONS[old.primitive.name]].jaxpr
+            own = dict(zip(function.invars, atoms, strict=True))
+            for equation in function.eqns:
+                add(equation, own, call or old)
+            ends = [v if isinstance(v, Literal) else own[v] for v in function.outvars]
+            same.update(zip(old.outvars, ends, strict=True))
+        elif call is None:
+            equations.append(old if atoms == old.invars else old.replace(invars=atoms))
+        else:
+            fresh = [Var(v.aval) for v in old.outvars]  # A function may be called several times.
+            same.update(zip(old.outvars, fresh, strict=True))
+            equations.append(old.replace(invars=atoms, outvars=fresh, source_info=call.source_info))
+
+    for equation in closed.jaxpr.eqns:
+        add(equation, outer, None)
+    ends = [v if isinstance(v, Literal) else outer.get(v, v) for v in closed.jaxpr.outvars]
+    return ClosedJaxpr(closed.jaxpr.replace(eqns=equations, outvars=ends), closed.consts)
+
+
+def _calls_only(equation: JaxprEqn, primitives: Container[str]) -> bool:
+    """Whether an equation calls a function of these primitives alone."""
+    key = _FUNCTIONS.get(equation.primitive.name)
+    if key is None or equation.params[key].consts:
+        return False
+    inside = equation.params[key].jaxpr.eqns
+    return all(e.primitive.name in primitives or _calls_only(e, primitives) for e in inside)
 
 
 def sub_jaxpr(

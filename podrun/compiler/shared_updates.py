@@ -20,7 +20,7 @@ from jax.extend.core import JaxprEqn
 
 from podrun.compiler import jaxprs
 from podrun.compiler.arenas import arena_size, members_of
-from podrun.compiler.elementwise_updates import ElementwiseUpdate, UpdateReader
+from podrun.compiler.elementwise_updates import ARITHMETIC, ElementwiseUpdate, UpdateReader
 from podrun.compiler.export import PieceFunction, TracedPiece, trace_piece
 from podrun.compiler.jaxprs import BufferValues, buffer
 from podrun.core.executable import (
@@ -58,6 +58,7 @@ def take_updates(
     """The updates of ``variables``, which replicas share, of a piece with sums over all replicas; None if there are
     none.
     """
+    piece = replace(piece, jaxpr=jaxprs.inlined(piece.jaxpr, {*ARITHMETIC, "broadcast_in_dim"}))
     reader = UpdateReader(piece, variables)
     alike: dict[Any, list[ElementwiseUpdate]] = {}
     for update in reader.find_updates():

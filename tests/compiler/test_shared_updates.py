@@ -182,6 +182,37 @@ def test_machines_update_slices(update: Update) -> None:
         np.testing.assert_allclose(variables[name], expected[name], rtol=2e-5, atol=1e-5, err_msg=name)
 
 
+def chosen(values: Values, gradient: Any, w: str) -> dict[str, Any]:
+    """JAX writes a choice as a call, whose other case is a number."""
+    steep = module(gradient).where(gradient > 0.5, 0.5, gradient)
+    return {w: values[w] - 0.125 * module(gradient).where(values[w] > 0, steep, 2 * steep)}
+
+
+def limited(values: Values, gradient: Any, w: str) -> dict[str, Any]:
+    """A call with calls or conversions of its limits inside."""
+    within = module(gradient).clip(gradient, -1, 1)
+    moving = values[w + ".m"] * 0.9 + within
+    return {w: values[w] - module(gradient).clip(moving, -0.25, 0.25), w + ".m": moving}
+
+
+@jax.custom_jvp
+def cube(x: Any) -> Any:
+    """A function with a derivative of its own, as TensorFlow's powers."""
+    return jnp.power(x, 3.0)
+
+
+cube.defjvp(lambda x, slopes: (cube(*x), 3 * x[0] ** 2 * slopes[0]))
+
+
+def cubed(values: Values, gradient: Any, w: str) -> dict[str, Any]:
+    return {w: values[w] - 0.125 * (gradient**3.0 if module(gradient) is np else cube(gradient))}
+
+
+@pytest.mark.parametrize("update", [chosen, limited, cubed])
+def test_what_jax_writes_as_calls_is_updated_by_slices(update: Update) -> None:
+    check_update(update, ["gradients.0"])
+
+
 def test_numbers_that_weights_compute_alike_are_one() -> None:
     executable = compile_program(step(adam))
     computed = [v for v in executable.variables.values() if v.role is VariableRole.COMPUTED]
