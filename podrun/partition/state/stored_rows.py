@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import functools
 import math
+import re
 import sqlite3
 import types
 import typing
@@ -29,6 +30,7 @@ SCHEMA_VERSION = 7
 LATEST = 253_402_300_799.0
 """The last second of the year 9999, after which Python has no dates."""
 LARGEST = (1 << 63) - 1
+_NO_CHARACTERS = re.compile(r"[\0\ud800-\udfff]")
 DEEPEST = 8
 """Most levels of lists and mappings in a row."""
 _RANGES: Mapping[str, tuple[float, float]] = {
@@ -119,7 +121,7 @@ def _plain_value(kind: Any, value: Any, place: str) -> Any:
     if kind is bool and isinstance(value, bool):
         return value
     if kind is str and isinstance(value, str):
-        if any(0xD800 <= ord(letter) < 0xE000 or letter == "\0" for letter in value):
+        if _NO_CHARACTERS.search(value):
             raise ValueError(f"{place} holds what is no character")
         return value
     number = isinstance(value, int | float) and not isinstance(value, bool)
