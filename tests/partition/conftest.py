@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -152,6 +153,10 @@ class FakePool(MachinePool):
         return found.handle
 
 
+_named = functools.cache(load_cluster)
+"""The POD of a name, read once."""
+
+
 class CheckedService(Service):
     """Checks the whole state, and that the store holds the same, after every event."""
 
@@ -159,7 +164,7 @@ class CheckedService(Service):
         with self._lock:
             instructions = super()._decide(event, asker)
             self._allocator.validate_state()
-            stored = self.store.load(load_cluster(self.cluster.name))
+            stored = self.store.load(_named(self.cluster.name))
             assert {p.name: p for p in stored.partitions} == self._allocator.partitions
             assert stored.lost == self._allocator.lost
             assert stored.layout in (None, self.cluster)
@@ -180,7 +185,7 @@ class Pod:
         audit: Path | None = None,
         admin_port: int | None = None,
     ) -> None:
-        self.cluster = load_cluster(name)
+        self.cluster = _named(name)
         self.pool = FakePool(self.cluster, keep_spares=keep_spares, left=left)
         self.service = CheckedService(
             self.cluster, Store(state, name), self.pool, clock=lambda: 1_700_000_000.0
