@@ -20,7 +20,8 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import fields, is_dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from podrun.compiler.checks import check_program
 from podrun.compiler.program import Program, layout_of
 from podrun.core import executable_file
 from podrun.core.documents import read_bytes, write_whole
-from podrun.core.errors import ConfigError, DeadlineError, NotFoundError, UsageError
+from podrun.core.errors import ConfigError, DeadlineError, InternalError, NotFoundError, UsageError
 from podrun.core.executable import EXECUTABLE_VERSION, Executable
 from podrun.core.kept_files import KeptFolder, kept_folder, library_version, made_by
 from podrun.core.quick_dataclass import dataclass
@@ -233,45 +234,42 @@ def executable_digest(
 ) -> str:
     """Hexadecimal SHA-256. ``identity`` identifies the forward function and the update rule."""
     memory = plan_memory(program, layout_of(program), {})
-    variables = [asdict(item) | {"role": item.role.value} for item in memory.variables.values()]
-    settings = {"chunk_bytes": options.chunk_bytes, "variables": variables}
+    variables = [_plain(item) for item in memory.variables.values()]
     description = {
         "podrun": podrun.__version__,
         "jax": library_version("jax"),
         "instruction_set": instruction_set(),
         "format": EXECUTABLE_VERSION,
         "target": target,
-        "settings": settings,
-        "name": program.name,
-        "parameters": {name: asdict(item) for name, item in program.parameters.items()},
-        "inputs": {name: asdict(item) for name, item in program.inputs.items()},
-        "anchors": [[item.name, item.retrieval.value, item.period] for item in program.anchors],
-        "layout": [program.replicas, program.ipus_per_replica, program.accumulation_factor],
-        "pipelined": [
-            program.pipelined,
-            program.pipeline_schedule.value,
-            program.updates_each_micro_batch,
-        ],
-        "phases": None if program.phases is None else asdict(program.phases),
-        "loss": [program.loss, program.loss_scaling, program.reduction.value],
-        "automatic_scaling": None if program.automatic_scaling is None else asdict(program.automatic_scaling),
-        "state_updates": dict(program.state_updates),
-        "shared_state": sorted(program.shared_state),
-        "recompute": [
-            program.recompute.rule,
-            sorted(program.recompute.scopes),
-            sorted(program.recompute.kept),
-        ],
-        "locations": asdict(program.locations),
-        "plans": asdict(program.plans),
-        "transfers": None
-        if program.transfers is None
-        else [program.transfers.io_tiles, sorted((n, b.value) for n, b in program.transfers.beside.items())],
-        "metadata": dict(program.metadata),
+        "settings": {"chunk_bytes": options.chunk_bytes, "variables": variables},
+        "program": {
+            item.name: _plain(getattr(program, item.name))
+            for item in fields(Program)
+            if item.name not in FUNCTIONS_OF_PROGRAM
+        },
     }
-    if program.unsent:
-        description["unsent"] = sorted(program.unsent)
     digest = hashlib.sha256(json.dumps(description, sort_keys=True).encode())
     for part in identity:
         digest.update(hashlib.sha256(part).digest())
     return digest.hexdigest()
+
+
+FUNCTIONS_OF_PROGRAM = frozenset(("forward", "update"))
+"""Fields of a Program that are no data: what identifies them comes from elsewhere."""
+
+
+def _plain(value: object) -> object:
+    """A value as JSON has it, which differs if the value differs."""
+    if isinstance(value, Enum):
+        return [type(value).__name__, value.name]
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if is_dataclass(value) and not isinstance(value, type):
+        return {item.name: _plain(getattr(value, item.name)) for item in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(name): _plain(item) for name, item in value.items()}
+    if isinstance(value, (set, frozenset)):
+        return sorted((_plain(item) for item in value), key=repr)
+    if isinstance(value, (tuple, list)):
+        return [_plain(item) for item in value]
+    raise InternalError(f"a program holds {value!r}, of which no digest can be made")

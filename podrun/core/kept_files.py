@@ -77,11 +77,14 @@ def _package_files(folder: Path, inside: str) -> Iterator[tuple[str, int, int]]:
     with os.scandir(folder) as entries:
         for entry in entries:
             name = f"{inside}/{entry.name}"
-            if entry.name.endswith((".py", ".so")):
-                about = entry.stat()
-                yield name, about.st_size, about.st_mtime_ns
-            elif entry.name != "__pycache__" and entry.is_dir():
-                yield from _package_files(Path(entry.path), name)
+            if entry.name.startswith(".") or entry.name == "__pycache__":
+                continue
+            with contextlib.suppress(OSError):  # A link to nothing, or a file that goes meanwhile.
+                if entry.name.endswith((".py", ".so")):
+                    about = entry.stat()
+                    yield name, about.st_size, about.st_mtime_ns
+                elif entry.is_dir():
+                    yield from _package_files(Path(entry.path), name)
 
 
 @dataclass(frozen=True, slots=True)

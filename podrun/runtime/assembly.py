@@ -119,7 +119,7 @@ def assemble(
     weights = HostWeights(source.model, built, constant=settings.constant_weights and not changing)
     random = RandomState(program, settings)
     scalars = StreamedScalars(built)
-    compiler = ProgramCompiler(source.name, model.placed, built, settings)
+    compiler = ProgramCompiler(source.name, built, settings)
     reports = SessionReports(program, settings, built.program.ipus_per_replica, source.name)
     loader = ProgramLoader(program, compiler, weights, random, scalars, reports)
     check = ReplicaCheck(check_replicas(program.device.environ))

@@ -23,7 +23,7 @@ from podrun.runtime.building import BuiltModel
 from podrun.runtime.device import DeviceKind, RunDevice
 from podrun.runtime.digest import GraphDigest
 from podrun.runtime.environment import import_jax, ours, shared_cache, shared_cache_stays
-from podrun.runtime.graph import Model, all_nodes
+from podrun.runtime.graph import all_nodes
 from podrun.runtime.optimizers.rules import Rule
 from podrun.runtime.words import NEUTRAL, SessionCall, Words
 
@@ -116,10 +116,10 @@ class StreamedScalars:
 
 
 class ProgramCompiler:
-    """Makes a session's program. ``placed``: the model with places, as it was built."""
+    """Makes a session's program."""
 
-    def __init__(self, name: str, placed: Model, built: BuiltModel, settings: RunSettings) -> None:
-        self._name, self._placed, self._built, self._settings = name, placed, built, settings
+    def __init__(self, name: str, built: BuiltModel, settings: RunSettings) -> None:
+        self._name, self._built, self._settings = name, built, settings
         self.report: Callable[[], dict[str, Any]] | None = None
         """Makes the tile report, where the program is modelled in another form than the one that runs."""
         self.form = ""
@@ -132,7 +132,7 @@ class ProgramCompiler:
         from podrun.compiler.cache import CompileOptions, known_program
 
         named, kept = self._caches(device)
-        digest = None if named is None and kept is None else fingerprint(self._placed, self._built)
+        digest = None if named is None and kept is None else fingerprint(self._built)
         cache = named if kept is None or digest is None else kept
         digest = None if digest is None else digest + self.form
         options = CompileOptions(
@@ -229,23 +229,30 @@ class ProgramLoader:
             self.load()
 
 
-def fingerprint(placed: Model, built: BuiltModel) -> str | None:
+def fingerprint(built: BuiltModel) -> str | None:
     """Equal digests mean equal forward functions and update rules. None where the model does not determine them: with
-    operators of the program's own.
+    operators of the program's own, or values of which no digest can be made.
 
     Values of weights are left out where the program does not bake them in, so training can continue from a checkpoint
     without compiling again.
     """
-    meaning = built.lowered.operators.meaning(all_nodes(built.lowered.graph))
-    if meaning is None:
+    lowered = built.lowered
+    meaning, options = lowered.operators.meaning(all_nodes(lowered.graph)), lowered.options.meaning()
+    if meaning is None or options is None:
         return None
     digest = GraphDigest()
-    digest.add(meaning)
-    digest.graph(placed.graph, without_values=built.program.parameters)
-    digest.add(sorted(built.program.inputs.items()))
-    digest.add((built.lowered.options.training, sorted(built.lowered.outputs)))
-    if built.rule is not None:
-        digest.add(repr(_rule(built, built.rule)))
+    try:
+        digest.add((meaning, options))
+        digest.graph(lowered.graph, without_values=built.program.parameters)
+        digest.add({name: lowered.constants[name] for name in lowered.specialised})
+        digest.add([node.outputs for node in lowered.wide])
+        digest.add(sorted(built.program.inputs.items()))
+        digest.add(lowered.returns)
+        if built.rule is not None:
+            digest.add(repr(_rule(built, built.rule)))
+    except InternalError as error:
+        _log.debug("not kept: %s", error)
+        return None
     return digest.hexdigest()
 
 

@@ -59,7 +59,8 @@ class GraphDigest:
             if value.dtype.kind == "O":
                 self.add(value.tolist())
             else:
-                self._hash.update(np.ascontiguousarray(value).data.cast("B") if value.size else b"")
+                # As bytes: bfloat16 and other types that NumPy does not know by itself lend no buffer.
+                self._hash.update(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
         elif (names := _field_names(kind)) is not None:
             self._write("value", kind.__name__.encode())
             for name in names:

@@ -24,7 +24,7 @@ from podrun.core.errors import InternalError
 from podrun.core.executable import TensorSpec
 from podrun.core.kept_files import made_by
 from podrun.core.quick_dataclass import dataclass
-from podrun.costmodel.plan_cache import plan_entry
+from podrun.costmodel.plan_cache import folder, plan_entry
 from podrun.runtime.device_types import misfit
 from podrun.runtime.digest import GraphDigest
 from podrun.runtime.graph import OperatorGraph, all_nodes
@@ -63,9 +63,9 @@ class TraceQuestion:
     options: tuple[object, ...]
 
     def key(self) -> tuple[str, ...] | None:
-        """The question in words; None if podrun cannot tell what some operator or option means."""
+        """The question in words; None if podrun cannot tell what some operator means."""
         meaning = self.operators.meaning(all_nodes(self.graph))
-        if meaning is None or " at 0x" in repr(self.options):
+        if meaning is None:
             return None
         named = {name for name, value in self.graph.initializers.items() if _is_named(value)}
         digest = GraphDigest()
@@ -86,6 +86,8 @@ def _is_named(value: np.ndarray) -> bool:
 
 def kept_facts(question: TraceQuestion, trace: Callable[[], TraceFacts]) -> TraceFacts:
     """The facts that an earlier trace told of an equal graph, or those of ``trace()``, which are kept then."""
+    if folder(environment()) is None:
+        return trace()
     key = question.key()
     entry = None if key is None else plan_entry(key, level=logging.INFO)
     if entry is None:
@@ -108,6 +110,8 @@ def noted_names(
     """What podrun's modules hold by name, numbers or texts (``kind``), as an earlier process found it or as ``names()``
     gives it.
     """
+    if folder(environment()) is None:
+        return names()
     entry = plan_entry(("names", what, made_by(environment())), level=logging.INFO)
     if entry is None:
         return names()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -41,6 +41,18 @@ class LoweringOptions:
     grouped: bool = False
     dialect: Dialect | None = None
     words: Words = NEUTRAL
+
+    def meaning(self) -> tuple[object, ...] | None:
+        """All of them that decide what a graph computes, as plain values; None if there is no telling of some."""
+        traits = [
+            (item.name, getattr(self, item.name)) for item in fields(self) if item.name not in _OF_MESSAGES
+        ]
+        plain = tuple((n, v if isinstance(v, (bool, int, str)) else repr(v)) for n, v in traits)
+        return None if " at 0x" in repr(plain) else plain
+
+
+_OF_MESSAGES = frozenset(("casting", "casting_hint", "words"))
+"""Options that only decide what is refused, and how."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +169,9 @@ def _facts(
 
             return settled(options, operators, graph, specs, initial, values)
 
-    if values or options.x64:
-        return traced()  # Models that are run apart from sessions.
-    traits = (options.training, options.replicas, options.grouped, repr(options.dialect))
+    traits = options.meaning()
+    if values or options.x64 or traits is None:
+        return traced()  # Among others models that are run apart from sessions.
     return kept_facts(TraceQuestion(graph, operators, initial, specs, traits), traced)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -74,3 +75,17 @@ def test_order_counts_in_sequences_and_in_no_set_or_mapping() -> None:
 def test_a_value_of_another_kind_is_an_error_of_podrun() -> None:
     with pytest.raises(InternalError, match="no digest can be made"):
         digest(Holder(object()))
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn", "float8_e5m2", "int4"])
+@pytest.mark.parametrize("shape", [(), (0, 2), (2, 3)])
+def test_arrays_of_types_beyond_numpys(name: str, shape: tuple[int, ...]) -> None:
+    def text(value: np.ndarray) -> str:
+        digest = GraphDigest()
+        digest.add(value)
+        return digest.hexdigest()
+
+    ones = np.ones(shape, getattr(ml_dtypes, name))
+    values = [ones, ones.astype(np.int8), *([ones * 0] if ones.size else [])]
+    assert len(set(map(text, values))) == len(values)
+    assert text(ones.T.copy().T) == text(ones)
