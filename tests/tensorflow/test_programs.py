@@ -218,8 +218,9 @@ def test_two_optimizers_in_one_loop_train_as_on_the_host(tmp_path: Path) -> None
     output = run("adversaries_v1.py", cwd=tmp_path)
     assert "shapes (1, 16, 2) (40, 16, 2)" in output
     assert min(float(v) for v in re.findall(r"^deviations (\S+) (\S+)", output, re.MULTILINE)[0]) > 0.05
-    for number in re.findall(r"^(?:losses 100|difference) (\S+)", output, re.MULTILINE):
-        assert float(number) < 1e-5
+    numbers = re.findall(r"^(?:losses 100|difference) (\S+)", output, re.MULTILINE)
+    assert len(numbers) == 2
+    assert max(map(float, numbers)) < 1e-5
 
 
 def test_a_pipelined_estimator_finds_what_is_bright(tmp_path: Path) -> None:
