@@ -30,6 +30,17 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
+def operators_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget operators that a test registers."""
+    from podrun.onnx_models.ops import registry
+
+    monkeypatch.setattr(
+        registry, "_table", {name: dict(versions) for name, versions in registry._table.items()}
+    )
+    monkeypatch.setattr(registry, "_of_programs", set(registry._of_programs))
+
+
+@pytest.fixture
 def traces(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The facts that traces told meanwhile (`podrun.runtime.kept_traces.TraceFacts`)."""
     from podrun.runtime import discovery

@@ -13,6 +13,7 @@ import pytest
 import podrun.popart as popart
 from podrun.onnx_models.ops import registry
 from tests.kept_programs import kept as kept
+from tests.kept_programs import operators_as_before as operators_as_before
 from tests.kept_programs import traces as traces
 from tests.popart import generated_training
 from tests.popart.popart_sessions import linear, options, training
@@ -84,14 +85,10 @@ def test_errors_are_the_same(kept: Path, device: popart.DeviceInfo) -> None:
         assert said(build) == said(build)
 
 
-def test_operators_of_the_program_are_never_kept(
-    kept: Path, device: popart.DeviceInfo, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("operators_as_before")
+def test_operators_of_the_program_are_never_kept(kept: Path, device: popart.DeviceInfo) -> None:
     """The same name with another function computes what that does."""
     from podrun.popart import register_op
-
-    monkeypatch.setattr(registry, "_table", {k: dict(v) for k, v in registry._table.items()})
-    monkeypatch.setattr(registry, "_of_programs", set(registry._of_programs))
 
     def result(function: Callable[[Any], Any]) -> np.ndarray:
         register_op("kept.test", "Power", 1, function)

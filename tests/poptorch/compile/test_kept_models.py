@@ -13,6 +13,7 @@ from podrun import poptorch  # noqa: E402
 from podrun.poptorch.compile import aten_table  # noqa: E402
 from podrun.poptorch.operators.table import all_operators, find  # noqa: E402
 from tests.kept_programs import kept as kept  # noqa: E402
+from tests.kept_programs import operators_as_before as operators_as_before  # noqa: E402
 from tests.kept_programs import traces as traces  # noqa: E402
 from tests.poptorch.models import MODELS  # noqa: E402
 from tests.poptorch.test_loss_curves import BATCH, on_ipus  # noqa: E402
@@ -47,6 +48,7 @@ def test_a_model_has_the_same_bits_and_report(kept: Path, traces: list[Any], nam
     assert first == again
 
 
+@pytest.mark.usefixtures("operators_as_before")
 def test_custom_operators_are_never_kept(kept: Path) -> None:
     """The same name with another function computes what that does."""
     from podrun.popart import register_op
@@ -77,10 +79,12 @@ def test_noted_operators_are_those_of_the_table(kept: Path) -> None:
         *all_operators(),
     ]
     asked += [f"aten.{name}" for name in all_operators()]
-    for _ in range(2):
+    try:
+        for _ in range(2):
+            aten_table._kinds.cache_clear()
+            for name in asked:
+                operator = find(name)
+                assert aten_table.aten_kind(name) == (None if operator is None else operator.kind), name
+    finally:
         aten_table._kinds.cache_clear()
-        for name in asked:
-            operator = find(name)
-            assert aten_table.aten_kind(name) == (None if operator is None else operator.kind), name
-    aten_table._kinds.cache_clear()
     assert not aten_table.supported("aten.nonzero.default")
