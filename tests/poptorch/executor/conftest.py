@@ -1,3 +1,3 @@
-"""Programs of these tests are compiled quickly for machines too; those of ``test_training.py`` as podrun does."""
+"""Programs of these tests are compiled quickly for machines, in ``test_poptorch_checkpoints.py`` as podrun does."""
 
 from tests.quick_programs import programs_of_machines_compile_quickly as programs_of_machines_compile_quickly
