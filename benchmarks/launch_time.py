@@ -11,9 +11,10 @@
 importtime`` counts it.
 
 Medians over repeats, in seconds of wall clock. Machines note their first batch themselves (PODRUN_MOMENTS), so that
-nobody asks them meanwhile. Compiled pieces and what podrun keeps
-of the program are in the user's cache, as after an earlier launch; with ``--nothing-kept`` only the pieces are, and
-each launch traces and compiles. Python's bytecode is there, as pip leaves it.
+nobody asks them meanwhile. podrun's caches are in a folder of this run, which a first launch fills: cold and warm
+launches find compiled pieces and what podrun keeps of the program, as after an earlier launch. With
+``--nothing-kept`` they find only the pieces, and each launch traces and compiles. Python's bytecode is there, as pip
+leaves it.
 """
 
 from __future__ import annotations
@@ -87,12 +88,12 @@ def measure(repeats: int) -> dict[str, Any]:
     """All figures."""
     load = os.getloadavg()[0]
     helps = [_timed([str(BIN / "podrun"), "--help"]) for _ in range(max(5, repeats))]
-    with tempfile.TemporaryDirectory(prefix="bytecode-") as bytecode:
+    with tempfile.TemporaryDirectory(prefix="caches-") as caches:
         timelines: list[str] = []
-        _in_fresh_home(_first_step, bytecode, timelines)  # Writes the bytecode.
+        _in_fresh_home(_first_step, caches, timelines)  # Fills the caches.
         timelines.clear()
-        cold = [_in_fresh_home(_first_step, bytecode, timelines) for _ in range(repeats)]
-        with _home(bytecode) as environment, _server(environment):
+        cold = [_in_fresh_home(_first_step, caches, timelines) for _ in range(repeats)]
+        with _home(caches) as environment, _server(environment):
             warm = [_first_step(environment, timelines) for _ in range(repeats)]
     return {
         "schema_version": 3,
@@ -111,20 +112,19 @@ def measure(repeats: int) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _home(bytecode: str) -> Iterator[dict[str, str]]:
-    """An environment whose services and caches are its own."""
+def _home(caches: str) -> Iterator[dict[str, str]]:
+    """An environment whose services are its own. ``caches``: a folder for podrun's caches and Python's bytecode."""
     home = Path(tempfile.mkdtemp(prefix="launch-"))
     kept = {
         k: v for k, v in os.environ.items() if not k.startswith(("PODRUN_", "IPUOF_", "VIPU_", "POPDIST_"))
     }
     environment = {
-        # Compiled pieces stay where they are; all else that podrun keeps in a home goes with this one.
-        "XDG_CACHE_HOME": os.path.expanduser("~/.cache"),
         **kept,
         "HOME": str(home),
         "XDG_STATE_HOME": str(home / "state"),
         "PODRUN_RUNTIME_DIR": str(home / "run"),
-        "PYTHONPYCACHEPREFIX": bytecode,
+        "PYTHONPYCACHEPREFIX": f"{caches}/bytecode",
+        "PODRUN_CACHE_DIR": f"{caches}/podrun",
         "PODRUN_MOMENTS": str(home / "moments"),
         **SETTINGS,
     }
@@ -140,8 +140,8 @@ def _home(bytecode: str) -> Iterator[dict[str, str]]:
         shutil.rmtree(home, ignore_errors=True)
 
 
-def _in_fresh_home(work: FirstStep, bytecode: str, timelines: list[str]) -> tuple[float, float]:
-    with _home(bytecode) as environment:
+def _in_fresh_home(work: FirstStep, caches: str, timelines: list[str]) -> tuple[float, float]:
+    with _home(caches) as environment:
         return work(environment, timelines)
 
 
