@@ -50,13 +50,18 @@ def joined(
 
 def check(function: Callable[..., Any], *operands: Any, networks: int = 1) -> str:
     """Compare with XLA's own, on one thread and on two; the program's text."""
+    return compared(function, *operands, networks=networks)[1]
+
+
+def compared(function: Callable[..., Any], *operands: Any, networks: int = 1) -> tuple[Any, str]:
+    """The function compiled for two threads, and the program's text, after that comparison."""
     right = jax.tree.leaves(jax.jit(function)(*operands))
-    text = ""
+    compiled, text = None, ""
     for parts in (1, 2):
         compiled, text = joined(function, *operands, networks=networks, parts=parts)
         for got, want in zip(jax.tree.leaves(compiled(*operands)), right, strict=True):
             np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
-    return text
+    return compiled, text
 
 
 X, W, V = draw(1, 8, 14, 14), draw(16, 8, 3, 3), draw(24, 16, 1, 1)
@@ -177,8 +182,7 @@ def test_a_first_layer_is_convolved_from_its_planes(*, stored: bool, monkeypatch
     monkeypatch.setattr(LayerNetwork, "numbers", noted)
     operands = (draw(1, 3, 32, 31 + stored), draw(40, 3, 7, 5), draw(80, 40, 3, 3), draw(40))
     function = network if stored else first_layer
-    check(function, *operands)
-    compiled, _ = joined(function, *operands)
+    compiled, _ = compared(function, *operands)
     if importlib.import_module("podrun.device.xla._onednn").PLANES:
         assert steps == [StepKind.PLANES, *([StepKind.POOL] if stored else []), StepKind.CONVOLVE]
     bits = [np.asarray(result).tobytes() for result in jax.tree.leaves(compiled(*operands))]
