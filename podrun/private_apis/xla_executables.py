@@ -23,6 +23,7 @@ TESTED = ("0.10.2",)
 WORTH_REDUCING = 1 << 16
 """Bytes of an executable from which on it is reduced; a smaller one is read in a few milliseconds."""
 
+_ENTRIES = "jax._src.compilation_cache"
 Field = tuple[int, int, int | bytes]
 """Number, wire type, value."""
 
@@ -50,21 +51,39 @@ def reduced_executable(executable: bytes) -> bytes | None:
         length, start = _varint(executable, 0)
         body = _replaced([*_fields(executable[start + length :])], _MODULE, _without_insides)
         return executable[: start + length] + _written(body)
-    except (ValueError, IndexError):  # Another format than that of the releases above.
+    except (
+        ValueError,
+        IndexError,
+        KeyError,
+        StopIteration,
+    ):  # Another format than that of the releases above.
         return None
 
 
 def reduced_entry(entry: bytes) -> bytes | None:
-    """`reduced_executable` for an entry of XLA's cache; None also if JAX's functions for entries are gone."""
-    cache = "jax._src.compilation_cache"
+    """`reduced_executable` for an entry of XLA's cache; None also if JAX cannot read it, or its functions for entries
+    are gone."""
     names = ("decompress_executable", "extract_executable_and_time", "combine_executable_and_time")
-    functions = [find_name(f"{cache}.{name}") for name in (*names, "compress_executable")]
+    functions = [find_name(f"{_ENTRIES}.{name}") for name in (*names, "compress_executable")]
     if None in functions:
         return None
     decompress, extract, combine, compress = functions
-    executable, seconds = extract(decompress(entry))
+    try:
+        executable, seconds = extract(decompress(entry))
+    except Exception:  # Whatever the library raises that decompresses: there are several.
+        return None
     smaller = reduced_executable(executable)
     return None if smaller is None else bytes(compress(combine(smaller, seconds)))
+
+
+def is_whole_entry(entry: bytes) -> bool:
+    """Whether JAX can decompress an entry of its cache: on a full disk it leaves a part of one, and never writes over
+    it. True also if JAX's function for that is gone."""
+    decompress = find_name(f"{_ENTRIES}.decompress_executable")
+    try:
+        return decompress is None or bool(decompress(entry))
+    except Exception:  # As above.
+        return False
 
 
 class _Computation:

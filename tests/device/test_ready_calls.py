@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import pytest
 
 from podrun.compiler.export import PieceFunction, export_piece
 from podrun.core.executable import Computation
-from podrun.device.xla import clients, pieces, ready_calls
+from podrun.device.xla import clients, kept_pieces, pieces, ready_calls
 from podrun.device.xla.clients import one_thread_device, two_thread_device
 from podrun.device.xla.pieces import Piece, PieceCache
 from podrun.private_apis import find_name, xla_executables
@@ -148,6 +150,84 @@ def test_a_large_one_is_read_from_a_file_with_less(
     assert lowered == ["mixed"] * (2 if damage == "*.code" else 1)
     assert results(PieceCache(tmp_path).piece(what, ())) == right
     assert lowered == ["mixed"] * (2 if damage == "*.code" else 1)  # It was repaired.
+
+
+@pytest.mark.parametrize("size", [0, 40, 1000])
+def test_what_a_full_disk_cut_off_is_written_again(
+    size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lowered: list[str]
+) -> None:
+    compile_whole = pieces._compile
+
+    def cut_off(*what: Any) -> Any:
+        call = compile_whole(*what)
+        for path in tmp_path.rglob("*-cache"):
+            path.write_bytes(path.read_bytes()[:size])
+        return call
+
+    what = computation()
+    with monkeypatch.context() as full:
+        full.setattr(pieces, "_compile", cut_off)
+        right = results(PieceCache(tmp_path).piece(what, ()))
+    assert not [*tmp_path.rglob("*-cache"), *tmp_path.rglob("*.call")]
+    for _ in range(2):
+        assert results(PieceCache(tmp_path).piece(what, ())) == right
+    assert lowered == ["mixed", "mixed"]
+
+
+@pytest.mark.filterwarnings("ignore:Error reading persistent compilation cache")
+def test_a_part_that_a_marker_calls_whole_is_written_again(tmp_path: Path, lowered: list[str]) -> None:
+    """As the versions did that wrote such markers."""
+    what = computation()
+    right = results(PieceCache(tmp_path).piece(what, ()))
+    ((note,), (entry,), (marker,)) = ([*tmp_path.rglob(p)] for p in ("*.call", "*-cache", "*.done"))
+    note.unlink()
+    entry.write_bytes(entry.read_bytes()[:1000])
+    marker.write_text(json.dumps({entry.name: hashlib.sha256(entry.read_bytes()).hexdigest()}))
+    for _ in range(3):
+        assert results(PieceCache(tmp_path).piece(what, ())) == right
+    assert lowered == ["mixed"] * 3
+
+
+def test_machines_that_compiled_together_reduce_it_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lowered: list[str]
+) -> None:
+    reduced = []
+    monkeypatch.setattr(kept_pieces, "reduced_entry", lambda code: reduced.append(code))
+    what, ready = computation(), kept_pieces.KeptPieces.ready
+    PieceCache(tmp_path).piece(what, ())
+    second = PieceCache(tmp_path)
+    monkeypatch.setattr(second, "_ready", lambda *_: None)  # The first was not done yet.
+    second.piece(what, ())
+    assert lowered == ["mixed", "mixed"]
+    assert len(reduced) == 1
+    assert ready(second._kept, next(iter(second._pieces))) is not None
+
+
+def test_code_that_jaxlib_refuses_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lowered: list[str]
+) -> None:
+    what = computation()
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            kept_pieces,
+            "reduced_entry",
+            lambda _: find_name("jax._src.compilation_cache.compress_executable")(b"no executable"),
+        )
+        PieceCache(tmp_path).piece(what, ())
+        assert [*tmp_path.rglob("*.code")]
+        for _ in range(2):
+            PieceCache(tmp_path).piece(what, ())
+    assert lowered == ["mixed", "mixed"]
+    assert not [*tmp_path.rglob("*.code")]
+
+
+def test_code_of_another_podrun_does_not_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(xla_executables, "WORTH_REDUCING", 0)
+    what = computation()
+    PieceCache(tmp_path).piece(what, ())
+    monkeypatch.setattr(ready_calls, "CODE", "f" * 64)
+    PieceCache(tmp_path).piece(what, ())
+    assert [len([*tmp_path.rglob(pattern)]) for pattern in ("*.call", "*.code")] == [1, 1]
 
 
 def test_another_podrun_makes_it_again(

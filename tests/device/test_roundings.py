@@ -247,6 +247,10 @@ UNTOUCHED: dict[str, Callable[..., Any]] = {
         *(lambda y: (y, lax.eq(lax.abs(y), np.float32(np.inf))))(r(a))
     ),
     "of two that are computed": lambda r, a, b: r(lax.sin(a) * lax.sin(b)),
+    "of a test of complex numbers": lambda r, a, b: r(
+        a
+        * lax.select(lax.eq(lax.full_like(a, 1, np.complex64), lax.full_like(a, 2, np.complex64)), b, ones(b))
+    ),
     "clipped and read": lambda r, a, b: (lambda y: to_nan(y) + y)(r(a)),
     "another clip": lambda r, a, b: lax.clamp(np.float32(-9), r(a), np.float32(9)),
 }

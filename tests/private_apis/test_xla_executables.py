@@ -13,7 +13,8 @@ import pytest
 from podrun.device.xla.clients import one_thread_device
 from podrun.private_apis import find_name, xla_executables
 from podrun.private_apis.jax import load_compiled
-from podrun.private_apis.xla_executables import reduced_entry, reduced_executable
+from podrun.private_apis.xla_executables import _written as written
+from podrun.private_apis.xla_executables import is_whole_entry, reduced_entry, reduced_executable
 
 
 def fusions(x: Any) -> Any:
@@ -118,13 +119,55 @@ def test_without_functions_for_entries_these_stay_as_they_are(monkeypatch: pytes
     assert reduced_entry(entry) is None
 
 
-def test_what_has_another_format_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_executable(*computations: bytes) -> bytes:
+    """An executable of such computations, behind options of no length."""
+    module = written((3, 2, c) for c in computations)
+    for _ in range(3):
+        module = written([(1, 2, module)])
+    return b"\0" + module
+
+
+def small_computation(number: int | None, called: int) -> bytes:
+    fusion = [(1, 2, b"name"), (2, 2, b"fusion"), (11, 2, b"kLoop"), (35, 0, 7), (38, 0, called)]
+    return written([(2, 2, written(fusion)), *([] if number is None else [(5, 0, number)])])
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        small_executable(small_computation(None, 1), small_computation(1, 1)),
+        small_executable(small_computation(2, 99)),
+    ],
+    ids=["without a number", "calls none"],
+)
+def test_computations_that_do_not_fit_are_left_alone(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(xla_executables, "WORTH_REDUCING", 0)
-    code = executable(compiled(fusions)[0])
+    assert reduced_executable(data) is None
+
+
+def test_what_has_another_format_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut off at any place, and with any byte another one."""
+    monkeypatch.setattr(xla_executables, "WORTH_REDUCING", 0)
+    code = small_executable(small_computation(2, 1), written([(5, 0, 1)]))
+    whole = reduced_executable(code)
+    assert whole is not None
+    assert b"custom-call" in whole
+    cut = [code[:end] for end in range(2, len(code))]
+    assert {reduced_executable(data) for data in cut} == {None}
     random = np.random.default_rng(2)
-    cut = [code[: int(end)] for end in random.integers(0, len(code), 20)]
-    assert reduced_executable(cut[0]) is None
     noise = [random.bytes(200) for _ in range(50)]
-    changed = [code[:place] + b"\xff\xff" + code[place + 2 :] for place in random.integers(0, 9000, 20)]
-    for data in (b"", *cut, *noise, *changed):
-        assert reduced_executable(data) is None or len(reduced_executable(data) or b"") <= len(data)
+    changed = [
+        code[:place] + bytes([byte]) + code[place + 1 :]
+        for place in range(len(code))
+        for byte in (0, 1, 0x7F, 0xFF, code[place] ^ 1, code[place] ^ 2, code[place] ^ 8)
+    ]
+    for data in (b"", *noise, *changed):
+        assert isinstance(reduced_executable(data), bytes | None)
+
+
+def test_a_part_of_an_entry_is_not_reduced() -> None:
+    entry, *_ = compiled(fusions)
+    assert is_whole_entry(entry)
+    for part in (b"", entry[:20], entry[:-20]):
+        assert reduced_entry(part) is None
+        assert not is_whole_entry(part)

@@ -24,9 +24,9 @@ from typing import Any
 from podrun.core.documents import write_whole
 from podrun.core.environment import podrun_cache_directory
 from podrun.device.xla.clients import SHARED_BY, instruction_set
-from podrun.device.xla.ready_calls import CallNote, code_file, read_note, write_note
+from podrun.device.xla.ready_calls import CallNote, code_file, read_note, remove_notes, write_note
 from podrun.private_apis.jax import noted_entries
-from podrun.private_apis.xla_executables import reduced_entry
+from podrun.private_apis.xla_executables import is_whole_entry, reduced_entry
 
 _log = logging.getLogger(__name__)
 _NAMED = 32
@@ -71,6 +71,8 @@ class KeptPieces:
 
     def __init__(self, directory: Path | None) -> None:
         self.directory = directory
+        self._refused: set[str] = set()
+        """Keys of pieces whose noted code jaxlib did not load."""
 
     def threads(self, key: str) -> int | None:
         """How many threads compute a piece, as the names of its entries say; None if it has none."""
@@ -83,9 +85,14 @@ class KeptPieces:
         """The note of a piece, with its entry (`podrun.device.xla.ready_calls`); None if it has none."""
         return None if self._place is None else read_note(self._place, key)
 
+    def refuse(self, key: str) -> None:
+        """Say that the code of a piece's note cannot be loaded: its next note names XLA's own entry."""
+        self._refused.add(key)
+
     def note(self, key: str, note: CallNote, entry: str = "") -> None:
-        """Keep the note of a piece that has just been compiled or loaded: that of the file ``entry``, if it is here and
-        not in another cache. A large one has its code in a file of its own, which is read faster (`reduced_entry`)."""
+        """Keep the note of a piece that has just been compiled or loaded, unless another machine did: that of the file
+        ``entry``, if it is here, whole and not in another cache. A large one has its code in a file of its own, which
+        is read faster (`reduced_entry`)."""
         directory = self._place
         if directory is not None and note.dense:
             with _if_possible(directory):
@@ -95,8 +102,15 @@ class KeptPieces:
         if directory is None or not (directory / entry).is_file():
             return
         with _if_possible(directory):
+            kept, refused = self.ready(key), key in self._refused
+            if kept is not None and kept[0].library == note.library and not refused:
+                return
             code = (directory / entry).read_bytes()
-            smaller = reduced_entry(code)
+            if not is_whole_entry(code):
+                (directory / entry).unlink(missing_ok=True)
+                return
+            remove_notes(directory, key)
+            smaller = None if refused else reduced_entry(code)
             if smaller is not None:
                 code, entry = smaller, code_file(key)
                 write_whole(code, directory / entry)
@@ -142,6 +156,9 @@ class KeptPieces:
                 yield names
             with _if_possible(directory):
                 entries = [directory / name for name in names] or _entries(directory, key)
+                for entry in entries:
+                    if entry.is_file() and not is_whole_entry(entry.read_bytes()):
+                        entry.unlink(missing_ok=True)
                 whole = {e.name: _digest(e) for e in entries if e.is_file()}
                 marker.write_text(json.dumps(whole))
 

@@ -213,6 +213,7 @@ class PieceCache:
             return Piece(computation, dense, shapes, kinds=kinds, placed=note.placed, dense=dense)
         call = load_compiled(entry, piece_name(note.threads, key), operands, results, device)
         if call is None:
+            self._kept.refuse(key)
             return None
         if shared:
             call = callable_across_clients(call, note.in_place)

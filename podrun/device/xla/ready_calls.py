@@ -86,6 +86,13 @@ def read_note(folder: Path, key: str) -> tuple[CallNote, bytes] | None:
     return note, entry
 
 
+def remove_notes(folder: Path, key: str) -> None:
+    """Remove the notes of a piece and their code, also those of other versions of podrun. Raises OSError."""
+    for pattern in (f"{key}-*.call", f"{key}-*.code"):
+        for path in folder.glob(pattern):
+            path.unlink(missing_ok=True)
+
+
 def code_file(key: str) -> str:
     """The name of a file with a piece's code, where that is not the entry of XLA's cache."""
     return f"{key}-{CODE[:_SHOWN]}.code"

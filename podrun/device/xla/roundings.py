@@ -269,7 +269,9 @@ def _splat(value: MlirValue) -> float | None:
     maker = producer(value)
     while maker is not None and maker.name == "stablehlo.broadcast_in_dim":
         maker = producer(maker.operands[0])
-    if maker is None or maker.name != "stablehlo.constant" or not maker.attributes["value"].is_splat:
+    if maker is None or maker.name != "stablehlo.constant" or "complex" in str(maker.results[0].type):
+        return None  # MLIR's Python has no complex attributes.
+    if not maker.attributes["value"].is_splat:
         return None
     number = maker.attributes["value"].get_splat_value()
     return float(number.value) if hasattr(number, "value") else None
