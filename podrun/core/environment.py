@@ -9,10 +9,14 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from podrun.core.errors import UsageError
+
+BEGAN_NS = time.time_ns()
+"""When this process began to read podrun's files: this module is among the first."""
 
 CACHE_DIR = "PODRUN_CACHE_DIR"
 

@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+import podrun
 from podrun.core import kept_files
 from podrun.core.executable import TensorSpec
 from podrun.costmodel.plan_cache import PlanEntry
 from podrun.runtime.device_program import ProgramCompiler, fingerprint
 from podrun.runtime.graph import Model, Node, OperatorGraph, TensorType
-from podrun.runtime.kept_traces import TraceFacts, noted_names
+from podrun.runtime.kept_traces import TraceFacts, noted_names, warn_of_graph
 from podrun.runtime.lowering import Lowered, lower_graph
 from podrun.runtime.operators import Context
 from tests.kept_programs import kept as kept
@@ -264,6 +265,24 @@ def test_a_trace_that_warns_is_not_kept(
     assert caplog.text.count("said of y") == 2
 
 
+def test_a_warning_counts_whoever_takes_its_line(
+    kept: Path, traces: list[TraceFacts], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PopART's front end takes lines of operators away from podrun's logger, or does not log them in one run."""
+    log = logging.getLogger("podrun.test.taken")
+    monkeypatch.setattr(log, "filters", [lambda record: False])
+
+    def taken(ctx: Context, node: Node, x: Any) -> Any:
+        warn_of_graph(log, "said of %s", node.label)
+        return x
+
+    table = TinyOperators({**FUNCTIONS, "taken": taken})
+    for level in (logging.ERROR, logging.WARNING, logging.WARNING):
+        log.setLevel(level)
+        lower_graph(graph(operator="taken"), table)
+    assert len(traces) == 3
+
+
 class OwnOperators(TinyOperators):
     """A table of a user's functions."""
 
@@ -303,7 +322,7 @@ def test_files_of_the_package_decide(tmp_path: Path) -> None:
     (package / "room" / "a.py").write_text("1")
 
     def files() -> Mapping[str, tuple[int, int]]:
-        return {name: (size, at) for name, size, at in kept_files._package_files(package, "")}
+        return {name: (size, at) for name, size, at, _ in kept_files._package_files(package, "")}
 
     first = files()
     assert list(first) == ["/room/a.py"]
@@ -315,6 +334,23 @@ def test_files_of_the_package_decide(tmp_path: Path) -> None:
     assert files() == first
     (package / "room" / "a.py").write_text("12")
     assert files() != first
+
+
+def test_sources_that_changed_while_a_process_runs_have_a_name_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody knows whether what the process imported is the text before or after the change."""
+    source = tmp_path / "podrun" / "__init__.py"
+    source.parent.mkdir()
+    source.write_text("1")
+    monkeypatch.setattr(podrun, "__file__", str(source))
+    changed = source.stat().st_ctime_ns
+    names = []
+    for began in (changed - 1, changed - 1, changed + 1, changed + 1):
+        monkeypatch.setattr(kept_files, "BEGAN_NS", began)
+        names.append(kept_files._installed.__wrapped__())
+    assert len(set(names)) == 3
+    assert names[2] == names[3]
 
 
 @pytest.mark.parametrize("library", kept_files.LIBRARIES)

@@ -29,6 +29,7 @@ from podrun.numerics.recurrence import (
 from podrun.onnx_models.ops.common import Array
 from podrun.onnx_models.ops.registry import GRAPHCORE, ONNX, operator
 from podrun.runtime.graph import Node
+from podrun.runtime.kept_traces import warn_of_graph
 from podrun.runtime.operators import Context
 
 _log = logging.getLogger("podrun.onnx_models")
@@ -108,7 +109,8 @@ def _used_lengths(ctx: Context, node: Node, lengths: Array | None) -> Array | No
     """The lengths of sequences. The SDK's RNN and GRU ignore them with a warning."""
     if lengths is None or ctx.sdk is None:
         return lengths
-    _log.warning("optional input `sequence_lens' of %s will be ignored, as the SDK does", node.describe())
+    line = "optional input `sequence_lens' of %s will be ignored, as the SDK does"
+    warn_of_graph(_log, line, node.describe())
     return None
 
 
