@@ -12,6 +12,7 @@ StableHLO of the forward function and of the update rule, which depends only on 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -19,7 +20,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from pathlib import Path
@@ -30,7 +31,7 @@ from podrun.compiler.arenas import plan_memory
 from podrun.compiler.checks import check_program
 from podrun.compiler.program import Program, layout_of
 from podrun.core import executable_file
-from podrun.core.documents import read_bytes, write_whole
+from podrun.core.documents import OthersFileError, read_bytes, write_whole
 from podrun.core.errors import ConfigError, DeadlineError, InternalError, NotFoundError, UsageError
 from podrun.core.executable import EXECUTABLE_VERSION, Executable
 from podrun.core.kept_files import KeptFolder, kept_folder, library_version, made_by
@@ -40,6 +41,8 @@ from podrun.device.xla.clients import instruction_set
 SUFFIX = ".popef"
 MOST_BYTES, MOST_PROGRAMS = 512 << 20, 500
 """Limits of the folder of programs that podrun keeps by itself."""
+LARGEST_PART = 4
+"""The largest program that podrun keeps by itself, as a part of that: one of all of it would drive out the others."""
 _POLL_SECONDS = 0.02
 _log = logging.getLogger("podrun.compiler.cache")
 
@@ -77,6 +80,7 @@ class ExecutableCache:
         except (FileNotFoundError, NotFoundError):
             return None
         except ConfigError as error:
+            level = min(level, logging.INFO) if isinstance(error, OthersFileError) else level
             _log.log(level, "compiling again: %s", error)
             return None
         if self.limits is not None:
@@ -87,6 +91,8 @@ class ExecutableCache:
     def store(self, digest: str, executable: Executable) -> None:
         """Keep a program. Raises OSError."""
         path, data = self.path(digest), executable_file.dumps(executable)
+        if self.limits is not None and len(data) > self.limits.most_bytes // LARGEST_PART:
+            raise OSError(errno.EFBIG, f"a program of {len(data) >> 20} MiB would drive out others")
         write_whole(data, path)
         _log.info("stored the compiled program %s in the executable cache", path.name)
         if self.limits is not None:
@@ -102,7 +108,9 @@ def kept_programs(environ: Mapping[str, str], instead: str = "") -> ExecutableCa
         return None
     version, other = made_by(environ), None
     for directory in (Path(instead), folder) if instead else (folder,):
-        limits = KeptFolder(directory, SUFFIX, MOST_BYTES, MOST_PROGRAMS)
+        # A launch's folder goes with it, and takes what is too large to stay.
+        most = MOST_BYTES * LARGEST_PART if directory != folder else MOST_BYTES
+        limits = KeptFolder(directory, SUFFIX, most, MOST_PROGRAMS)
         other = ExecutableCache(limits.path, limits, version, instead=other)
     return other
 
@@ -148,33 +156,46 @@ def cached(
     Waits at most ``wait`` seconds for another process that compiles it. For a cache that was asked for it raises
     DeadlineError that names that process, UsageError for a directory that cannot be used.
     """
-    executable: Executable | None = None
-    try:
-        executable = cache.load(digest, logging.DEBUG)
+    with ExitStack() as held:
+        try:
+            executable = cache.load(digest, logging.DEBUG)
+            if executable is None:
+                cache.directory.mkdir(
+                    parents=True, exist_ok=True, mode=0o777 if cache.limits is None else 0o700
+                )
+                lock = cache.path(digest).with_name(f".{cache.path(digest).stem}.lock")
+                held.enter_context(_locked(lock, wait))
+                executable = cache.load(digest)
+                if executable is None and cache.instead is not None:
+                    executable = cache.instead.load(digest, logging.DEBUG)  # One too large for this folder.
+        except OSError as error:
+            return _kept_elsewhere(cache, digest, compile_now, wait, error)
+        except DeadlineError as error:
+            if cache.limits is None:
+                raise
+            _log.warning("%s; compiling here too", error.message)
+            return compile_now()
         if executable is not None:
             return executable
-        cache.directory.mkdir(parents=True, exist_ok=True, mode=0o777 if cache.limits is None else 0o700)
-        with _locked(cache.path(digest).with_name(f".{cache.path(digest).stem}.lock"), wait):
-            executable = cache.load(digest)
-            if executable is None:
-                executable = compile_now()
-                cache.store(digest, executable)
-            return executable
-    except OSError as error:
-        if cache.limits is not None:
-            _log.info("compiled programs cannot be kept in %s: %s", cache.directory, error.strerror or error)
-            if cache.instead is None:
-                return executable or compile_now()
-            return cached(cache.instead, digest, lambda: executable or compile_now(), wait)
+        compiled = compile_now()
+        try:
+            cache.store(digest, compiled)
+        except OSError as error:
+            return _kept_elsewhere(cache, digest, lambda: compiled, wait, error)
+        return compiled
+
+
+def _kept_elsewhere(
+    cache: ExecutableCache, digest: str, program: Callable[[], Executable], wait: float, error: OSError
+) -> Executable:
+    """The program where a folder cannot be used. UsageError for one that was asked for."""
+    if cache.limits is None:
         raise UsageError(
             f"the executable cache {os.fspath(cache.directory)} cannot be used: {error}",
             hint="Give a directory you can write to, or switch the executable cache off.",
         ) from error
-    except DeadlineError as error:
-        if cache.limits is None:
-            raise
-        _log.warning("%s; compiling here too", error.message)
-        return compile_now()
+    _log.info("compiled programs cannot be kept in %s: %s", cache.directory, error.strerror or error)
+    return program() if cache.instead is None else cached(cache.instead, digest, program, wait)
 
 
 @contextmanager
@@ -194,7 +215,8 @@ def _locked(path: Path, wait: float) -> Iterator[None]:
         yield
     finally:
         # Unlink while the lock is held: a waiter that opened the old file sees that its name is gone.
-        path.unlink(missing_ok=True)
+        with suppress(OSError):
+            path.unlink()
         os.close(handle)
 
 

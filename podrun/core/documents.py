@@ -39,6 +39,10 @@ _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 _SCALARS = frozenset(f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool", "null"))
 
 
+class OthersFileError(ConfigError):
+    """A file belongs to another user, and only this user's are read."""
+
+
 @dataclass(frozen=True, slots=True)
 class Document:
     """``where`` is the file's name, for messages; ``value`` is its content; ``lines`` has line numbers from 1, by
@@ -93,7 +97,7 @@ def read_bytes(path: Path, most: int = MAX_BYTES, *, hint: str | None = None, ow
             if not stat.S_ISREG(status.st_mode):
                 raise ConfigError(f"{path} is not a regular file", hint=hint)
             if own and status.st_uid != os.geteuid():
-                raise ConfigError(f"{path} belongs to another user", hint=hint)
+                raise OthersFileError(f"{path} belongs to another user", hint=hint)
             data = file.read(most + 1)
     except FileNotFoundError:
         raise NotFoundError(f"there is no file {path}", hint=hint) from None

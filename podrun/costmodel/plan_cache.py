@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import podrun
-from podrun.core.documents import parse_json, read_text, write_whole
+from podrun.core.documents import OthersFileError, parse_json, read_text, write_whole
 from podrun.core.environment import PODRUN_PLAN_CACHE, environment, podrun_cache_directory
 from podrun.core.errors import ConfigError, NotFoundError
 from podrun.core.kept_files import KeptFolder
@@ -192,7 +192,14 @@ def _read(path: Path, level: int) -> Any:
         if isinstance(error.__cause__, OSError):
             _say_once(path.parent, os.strerror(error.__cause__.errno or 0), level)
         else:
-            _log.warning("a kept plan is not used: %s; planning anew", error.message)
+            others = isinstance(
+                error, OthersFileError
+            )  # Nobody asked for plans of a folder that others share.
+            _log.log(
+                logging.INFO if others else logging.WARNING,
+                "a kept plan is not used: %s; planning anew",
+                error.message,
+            )
         return None
     try:
         # The first line is a digest of the rest: a file that was cut short or changed does not count.

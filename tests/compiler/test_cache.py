@@ -184,6 +184,38 @@ def test_instances_share_the_launchs_folder_where_the_users_cannot_be_written(
     assert caplog.text == ""
 
 
+@pytest.mark.parametrize("launch", ["", "launch"])
+def test_a_program_that_would_drive_out_others_is_not_kept(
+    tmp_path: Path, compilations: list[str], monkeypatch: pytest.MonkeyPatch, launch: str
+) -> None:
+    """The folder of a launch takes it, so that the other instances need not compile it."""
+    executable = compile_program(mlp())
+    monkeypatch.setattr(cache, "MOST_BYTES", 2 * len(executable_file.dumps(executable)))
+    instead = str(tmp_path / launch) if launch else ""
+    kept = cache.kept_programs({"PODRUN_CACHE_DIR": str(tmp_path / "user")}, instead)
+    compilations.clear()
+    for _ in range(2):
+        assert compile_program(mlp(), options=CompileOptions(cache=kept)) == executable
+    assert len(compilations) == (1 if launch else 2)
+    assert files(tmp_path / "user" / "programs") == []
+
+
+@pytest.mark.parametrize("kind", [OSError, DeadlineError])
+def test_an_error_of_the_compilation_is_no_error_of_the_cache(tmp_path: Path, kind: type[Exception]) -> None:
+    tries: list[None] = []
+
+    def fail() -> Executable:
+        tries.append(None)
+        raise kind("of the compilation")
+
+    kept = cache.kept_programs({"PODRUN_CACHE_DIR": str(tmp_path)})
+    for folder in (kept, ExecutableCache(tmp_path / "own")):
+        assert folder is not None
+        with pytest.raises(kind, match="of the compilation"):
+            cache.cached(folder, "digest", fail, wait=1)
+    assert len(tries) == 2
+
+
 def test_the_lock_of_a_dead_process_does_not_count(tmp_path: Path) -> None:
     (tmp_path / ".digest.lock").write_text(str(os.getpid()))
     executable = compile_program(mlp())

@@ -215,6 +215,8 @@ def test_a_damaged_entry_is_traced_anew_and_the_log_says_so(
 def test_another_users_entry_is_not_read(
     kept: Path, traces: list[TraceFacts], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Nor is that a warning: nobody asked for it."""
+    caplog.set_level(logging.INFO, "podrun")
     lowered(graph())
     own = os.geteuid()
     with monkeypatch.context() as patch:
@@ -222,6 +224,7 @@ def test_another_users_entry_is_not_read(
         lowered(graph())
     assert len(traces) == 2
     assert "belongs to another user" in caplog.text
+    assert {record.levelname for record in caplog.records} == {"INFO"}
 
 
 def test_another_version_reads_nothing(
