@@ -151,7 +151,8 @@ def inlined(closed: ClosedJaxpr, primitives: Container[str]) -> ClosedJaxpr:
     for equation in closed.jaxpr.eqns:
         add(equation, outer, None)
     ends = [v if isinstance(v, Literal) else outer.get(v, v) for v in closed.jaxpr.outvars]
-    return ClosedJaxpr(closed.jaxpr.replace(eqns=equations, outvars=ends), closed.consts)
+    # What a function gives besides its results reads its arguments, but nothing needs it.
+    return pruned(ClosedJaxpr(closed.jaxpr.replace(eqns=equations, outvars=ends), closed.consts))
 
 
 def _calls_only(equation: JaxprEqn, primitives: Container[str]) -> bool:

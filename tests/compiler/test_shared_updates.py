@@ -208,7 +208,22 @@ def cubed(values: Values, gradient: Any, w: str) -> dict[str, Any]:
     return {w: values[w] - 0.125 * (gradient**3.0 if module(gradient) is np else cube(gradient))}
 
 
-@pytest.mark.parametrize("update", [chosen, limited, cubed])
+@jax.custom_jvp
+def halved(x: Any, carrier: Any) -> Any:
+    """A function with an argument for its slope alone, as TensorFlow's clips have."""
+    return 0.5 * x
+
+
+halved.defjvp(lambda x, slopes: (halved(*x), slopes[1]))
+
+
+def unread(values: Values, gradient: Any, w: str) -> dict[str, Any]:
+    return {
+        w: values[w] - 0.125 * (0.5 * gradient if module(gradient) is np else halved(gradient, 2 * gradient))
+    }
+
+
+@pytest.mark.parametrize("update", [chosen, limited, cubed, unread])
 def test_what_jax_writes_as_calls_is_updated_by_slices(update: Update) -> None:
     check_update(update, ["gradients.0"])
 
