@@ -280,3 +280,55 @@ def test_gradients_of_rows_of_arguments_are_sparse(ipu: Any, launches: list[int]
     assert sparse(lambda x: tf.reduce_sum(tf.gather(-tf.identity(x), [1, 1])))
     assert sparse(lambda x: tf.reduce_sum(tf.gather_nd(x, [[1], [1]])))
     assert not launches
+
+
+def test_a_function_inside_one_that_the_host_runs_has_gradients(ipu: Any) -> None:
+    """It is traced in a program first, which is refused; TensorFlow keeps it, and its backward pass is the host's."""
+    import tensorflow as tf
+
+    w, x = tf.Variable([1.0, 2.0]), tf.constant([3.0, 4.0])
+
+    @tf.function
+    def inner(x: Any) -> Any:
+        return w * x
+
+    @tf.function
+    def function(x: Any) -> Any:
+        return tf.reduce_sum(inner(x) + 0.0 * tf.random.uniform([2]))
+
+    with tf.device(IPU), tf.GradientTape() as tape:
+        tape.watch(x)
+        y = function(x)
+    first, second = tape.gradient(y, [x, w])
+    np.testing.assert_array_equal(tf.convert_to_tensor(first), [1.0, 2.0])
+    np.testing.assert_array_equal(tf.convert_to_tensor(second), [3.0, 4.0])
+
+
+def test_a_program_calls_functions_that_a_tape_on_the_host_has_differentiated(ipu: Any) -> None:
+    """TensorFlow adds to the results of their graphs what the gradients need."""
+    import tensorflow as tf
+
+    w, x = tf.Variable([1.0, 2.0]), tf.constant([3.0, 4.0])
+    inner = tf.function(lambda x: tf.nn.relu(w * x))
+
+    def chosen(x: Any) -> Any:
+        return tf.cond(x[0] > 0.0, lambda: inner(x), lambda: tf.exp(x))
+
+    def looped(x: Any) -> Any:
+        return tf.while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, inner(y)), [0, x])[1]
+
+    functions = [tf.function(f) for f in (inner, chosen, looped)]
+    for function in functions:
+        with tf.GradientTape() as tape:
+            y = tf.reduce_sum(function(x))
+        assert tape.gradient(y, w) is not None
+
+    @tf.function(jit_compile=True)
+    def program(x: Any) -> list[Any]:
+        return [function(x) for function in functions]
+
+    strategy = ipu.ipu_strategy.IPUStrategyV1()
+    with strategy.scope():
+        results = strategy.run(program, args=[x])
+    for result, wanted in zip(results, ([3.0, 8.0], [3.0, 8.0], [3.0, 32.0]), strict=True):
+        np.testing.assert_array_equal(result, wanted)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from typing import Any, Protocol, TypeAlias
 
 import tensorflow as tf
@@ -88,6 +89,12 @@ class IpuGraph(_FuncGraph):  # type: ignore[misc]
         self.refused = ""
         """Why the program cannot run, which it is told when it runs."""
 
+    @contextmanager
+    def as_default(self) -> Iterator[IpuGraph]:
+        """A scope in which new operations enter this graph, and functions traced are part of its program."""
+        with inside_programs_of(self), super().as_default():
+            yield self
+
     def variables_by_handle(self) -> dict[int, tf.Variable]:
         """The variables that the program reads, by the identity of their handles."""
         return {id(variable.handle): variable for variable in self._watched_variables}
@@ -100,22 +107,46 @@ def _share_variable_scope() -> None:
         symbol("ops.variable_scope.get_variable_scope")()
 
 
+_entered: ContextVar[tuple[IpuGraph, ...]] = ContextVar("podrun_entered_programs", default=())
+"""Programs that are being traced or differentiated. A function that was first traced in a program keeps its graph as
+the outer one: when the host differentiates the function later, no program is entered.
+"""
+
+
+@contextmanager
+def inside_programs_of(graph: tf.Graph | None) -> Iterator[None]:
+    """A scope in which the program of ``graph``, and those around it, are being traced or differentiated."""
+    token = _entered.set((*_entered.get(), *_programs_around(graph)))
+    try:
+        yield
+    finally:
+        _entered.reset(token)
+
+
+def _programs_around(graph: tf.Graph | None) -> Iterator[IpuGraph]:
+    """The graphs of programs among a graph and those around it, from the innermost."""
+    while graph is not None:
+        if isinstance(graph, IpuGraph):
+            yield graph
+        graph = getattr(graph, "outer_graph", None)
+
+
+def _programs_here() -> list[IpuGraph]:
+    """The graphs of the programs that are being traced here, from the innermost."""
+    if tf.executing_eagerly():
+        return []
+    entered = set(map(id, _entered.get()))
+    return [graph for graph in _programs_around(tf.compat.v1.get_default_graph()) if id(graph) in entered]
+
+
 def innermost_program() -> IpuGraph | None:
     """The graph of the innermost program that is being traced, if any."""
-    graph: tf.Graph | None = tf.compat.v1.get_default_graph() if not tf.executing_eagerly() else None
-    while graph is not None and not isinstance(graph, IpuGraph):
-        graph = getattr(graph, "outer_graph", None)
-    return graph
+    return next(iter(_programs_here()), None)
 
 
 def outermost_program() -> IpuGraph | None:
     """The graph of the whole program that is being traced, if any: loops in it have graphs of their own."""
-    graph: tf.Graph | None = innermost_program()
-    outermost: IpuGraph | None = graph
-    while graph is not None:
-        outermost = graph if isinstance(graph, IpuGraph) else outermost
-        graph = getattr(graph, "outer_graph", None)
-    return outermost
+    return next(reversed(_programs_here()), None)
 
 
 def in_program() -> bool:

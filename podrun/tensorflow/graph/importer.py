@@ -283,16 +283,18 @@ class Importer:
 
 
 def function_graph(graph: tf.Graph, name: str) -> FunctionGraph:
-    """The function ``name`` that ``graph`` calls, as a graph."""
+    """The function ``name`` that ``graph`` calls, as a graph: the one of the trace, or one of its definition where a
+    tape on the host has differentiated it. TensorFlow then adds what the gradients need to the graph of the trace.
+    """
     while graph is not None:
         definition = graph._get_function(name)
         if definition is not None:
             own: FunctionGraph | None = getattr(definition, "graph", None)
-            if own is None or not hasattr(own, "inputs"):
+            written = getattr(definition, "cached_definition", None) or definition.function_def
+            defined = len(written.signature.input_arg), len(written.signature.output_arg)
+            if own is None or not hasattr(own, "inputs") or (len(own.inputs), len(own.outputs)) != defined:
                 with graph.as_default():
-                    own = _function_def_to_graph(
-                        getattr(definition, "cached_definition", None) or definition.function_def
-                    )
+                    own = _function_def_to_graph(written)
                 setattr(own, _OF_DEFINITION, True)
             return own
         graph = getattr(graph, "outer_graph", None)

@@ -12,7 +12,7 @@ from podrun.core.errors import ApplicationRuntimeError, UnsupportedError
 from podrun.private_apis.tensorflow import private_module, symbol
 from podrun.runtime.graph import OperatorGraph, reads
 from podrun.tensorflow.capture.markers import REFERENCES, reference
-from podrun.tensorflow.capture.program_graphs import FunctionGraph
+from podrun.tensorflow.capture.program_graphs import FunctionGraph, inside_programs_of
 from podrun.tensorflow.graph.builder import GraphBuilder, Value, VariableHandle
 from podrun.tensorflow.graph.differentiation import differentiate, trimmed
 from podrun.tensorflow.graph.importer import MARKERS, Importer, array_of, function_graph, reads_as
@@ -105,7 +105,7 @@ def backward_of(operation: tf.Operation) -> Callable[[Importer], dict[str, Any]]
             return {"backward": None, "positions": ()}
         with operation.graph.as_default():
             graph = _FuncGraph(f"{operation.name}/backward")
-        with graph.as_default():
+        with inside_programs_of(graph), graph.as_default():
             incoming = [tf.compat.v1.placeholder(t.dtype, t.shape) for t in operation.outputs]
             results = list(function(operation, *incoming))
         positions = tuple(i for i, r in enumerate(results) if r is not None)
