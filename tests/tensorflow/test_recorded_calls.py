@@ -279,6 +279,13 @@ def test_gradients_of_rows_of_arguments_are_sparse(ipu: Any, launches: list[int]
     assert sparse(lambda x: tf.reduce_sum(tf.gather(x, [1, 1])))
     assert sparse(lambda x: tf.reduce_sum(tf.gather(-tf.identity(x), [1, 1])))
     assert sparse(lambda x: tf.reduce_sum(tf.gather_nd(x, [[1], [1]])))
+    for rows in (
+        lambda x: tf.cast(x, tf.float16),
+        lambda x: tf.add_n([x, x]),
+        lambda x: tf.stop_gradient(x) + x,
+        lambda x: tf.identity_n([x])[0],
+    ):
+        assert sparse(lambda x, rows=rows: tf.reduce_sum(tf.gather(rows(x), [1, 1])))
     assert not launches
 
 

@@ -31,6 +31,14 @@ Gradients = tuple[HostProgram | None, list[bool]]
 _backward: weakref.WeakKeyDictionary[HostProgram, Gradients] = weakref.WeakKeyDictionary()
 _SPARSE = {"Gather", "GatherV2", "GatherNd", "ResourceGather", "ResourceGatherNd"}
 """Operations whose gradients may be ``IndexedSlices`` in TensorFlow."""
+_MAKE_DENSE = frozenset({
+    "Const", "MatMul", "Einsum", "Mul", "RealDiv", "Pow", "Maximum", "Reshape", "ExpandDims", "Squeeze", "Transpose",
+    "Tile", "Pad", "PadV2", "Slice", "StridedSlice", "Split", "Unpack", "Pack", "SelectV2", "Sum", "Mean", "Softmax",
+    "LogSoftmax", "Tanh", "Sigmoid", "Relu", "Relu6", "Elu", "Softplus", "Exp", "Log", "Sqrt", "Rsqrt", "Square", "Abs",
+})  # fmt: skip
+"""Operations whose gradients are dense also where that of their result is ``IndexedSlices``. Others, as a sum or a
+cast, may hand these on.
+"""
 _READ = "ReadVariableOp"
 _WRITES = {"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"}
 """Operations on variables whose order tells which value a gradient is of."""
@@ -123,7 +131,7 @@ def _ancestors(operations: Iterable[tf.Operation], *, by_control: bool) -> set[t
 
 
 def _gathers(graph: tf.Graph) -> bool:
-    """Whether a gradient may be ``IndexedSlices`` when it leaves the program: of rows of what enters it."""
+    """Whether a gradient may be ``IndexedSlices`` when it leaves the program."""
     inside = (node.op for function in graph.as_graph_def().library.function for node in function.node_def)
     return any(op in _SPARSE for op in inside) or any(map(_has_sparse_gradient, graph.get_operations()))
 
@@ -141,7 +149,7 @@ def _has_sparse_gradient(operation: tf.Operation) -> bool:
         return False
     while rows.op.type in ("Identity", "Neg"):
         rows = rows.op.inputs[0]
-    return rows.dtype == tf.resource or _passes_through(rows)
+    return rows.op.type not in _MAKE_DENSE
 
 
 def _reasons(nodes: Iterable[Node]) -> Iterator[str]:
