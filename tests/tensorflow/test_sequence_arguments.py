@@ -264,3 +264,22 @@ def test_finished_sequences_lose_by_what_they_did_not_attend_to() -> None:
     np.testing.assert_allclose(
         last.accumulated_attention_probs, np.take_along_axis(weights, places[..., None] // 5, 1), rtol=1e-6
     )
+
+
+def test_an_attention_over_a_memory_whose_size_is_found_out_in_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As programs of version 1 give it, whose sizes are ``Dimension``."""
+    import tensorflow as tf
+
+    from podrun.private_apis.tensorflow import private_module
+    from podrun.tensorflow.sdk.sequence_attention import ProductAttention
+
+    v1 = tf.compat.v1
+    monkeypatch.setattr(private_module("framework.tensor_shape"), "_TENSORSHAPE_V2_OVERRIDE", False)
+    with tf.Graph().as_default(), v1.Session() as session:
+        memory = v1.placeholder(tf.float32, [None, None, 2])
+        mechanism = ProductAttention(2, memory, v1.placeholder_with_default([1, 2], [None]))
+        assert mechanism.batch_size is None
+        alignments, _ = mechanism(tf.ones([2, 2]))
+        session.run(v1.global_variables_initializer())
+        weights = session.run(alignments, {memory: np.ones([2, 3, 2], np.float32)})
+    np.testing.assert_allclose(weights, [[1, 0, 0], [0.5, 0.5, 0]], rtol=1e-6)

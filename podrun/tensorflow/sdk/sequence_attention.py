@@ -47,7 +47,7 @@ class MemoryAttention:
         self.values, self.keys = values, self.memory_layer(values)
         if custom_key_value_fn is not None:
             self.keys, self.values = custom_key_value_fn(self.keys, self.values)
-        self.batch_size = values.shape[0]
+        self.batch_size = tf.compat.dimension_value(values.shape[0])
         self.alignments_size = self.state_size = _steps_of(self.keys)
 
     def score(self, query: tf.Tensor) -> tf.Tensor:
@@ -73,7 +73,8 @@ class MemoryAttention:
 
 def _steps_of(memory: tf.Tensor) -> int | tf.Tensor:
     """How many steps ``[batch, time, depth]`` has: a number, or where it is not known a scalar that a run finds out."""
-    return tf.shape(memory)[1] if memory.shape[1] is None else int(memory.shape[1])
+    steps = tf.compat.dimension_value(memory.shape[1])
+    return tf.shape(memory)[1] if steps is None else int(steps)
 
 
 class ProductAttention(MemoryAttention):
