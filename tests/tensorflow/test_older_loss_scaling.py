@@ -54,6 +54,29 @@ def test_loss_scaling_of_older_sdks() -> None:
         KerasLossScaling(tf_keras.optimizers.legacy.SGD(0.1), decrease_factor=0)
 
 
+@pytest.mark.parametrize("older", [True, False])
+def test_an_accumulating_optimizer_around_one_that_scales_the_loss(older: bool) -> None:
+    """Two gradients of 1 with the rate 1/8: from 1 to 3/4, whatever the scale."""
+    import tensorflow as tf
+    import tf_keras
+
+    from podrun.tensorflow.addons.accumulating_wrappers import KerasGradientAccumulation
+    from podrun.tensorflow.addons.loss_scaling import ALSOptimizer
+    from podrun.tensorflow.addons.older_loss_scaling import KerasLossScaling
+
+    scaling = (KerasLossScaling if older else ALSOptimizer)(tf_keras.optimizers.legacy.SGD(0.125), 4)
+    optimizer = KerasGradientAccumulation(scaling, 2)
+    variable = tf.Variable([1.0])
+
+    @tf.function
+    def step() -> None:
+        optimizer.minimize(lambda: tf.reduce_sum(variable), [variable])
+
+    for _ in range(2):
+        tf.distribute.get_strategy().run(step)
+    assert variable.numpy().tolist() == [0.75]
+
+
 @pytest.mark.slow
 def test_the_scale_of_older_sdks_leaves_updates_as_they_are() -> None:
     """Of a model, whose gradients accumulate too: weights are those without scaling."""

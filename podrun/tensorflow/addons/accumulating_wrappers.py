@@ -156,6 +156,9 @@ class KerasGradientAccumulation(WrappedOptimizer):
             num_mini_batches, reduction_method, dtype, storage, transforms_each=True
         )
 
+    def _compute_gradients(self, *args: object, **kwargs: object) -> object:
+        return self._opt._compute_gradients(*args, **kwargs)
+
     def apply_gradients(
         self,
         grads_and_vars: GradientPairs,

@@ -289,9 +289,6 @@ class ALSGradientAccumulationOptimizer(KerasGradientAccumulation):
         unscaled: list[tf.Tensor | None] = self._opt.get_unscaled_gradients(grads)
         return unscaled
 
-    def _compute_gradients(self, *args: object, **kwargs: object) -> object:
-        return self._opt._compute_gradients(*args, **kwargs)
-
 
 def register_wrapping_optimizers() -> None:
     """Register the wrapping optimizers, and the layers that capture gradients, as custom objects, so that
