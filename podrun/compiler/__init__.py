@@ -9,6 +9,7 @@ In the order in which data passes (`compile` runs the stages, `cache` keeps what
 * `forward_trace`: the model's forward function as a jaxpr (`jaxprs`); `stochastic` rounds what operators compute.
 * `segments`: which IPU and stage each operator belongs to, and the trace cut there.
 * `arenas`, `replica_groups`, `extra_state`: the variables that last from batch to batch.
+* `checks`: what a program must be before it is compiled.
 * `chunk` (with `fold`) and `update`: what a batch computes on all replicas of a machine; `export` makes it StableHLO.
 * `elementwise_updates`, `shared_updates`: updates that a program makes itself, by slices of arenas.
 * `chain`, `collective_cuts` (with `summed_products`), `schedule`: the instruction lists of the IPUs of a replica.

@@ -23,6 +23,7 @@ ORDER = (
     *(
         "extra_state",
         "replica_groups",
+        "checks",
         "arenas",
         "fold",
         "chunk",
