@@ -266,6 +266,41 @@ def test_other_operations_beside_a_rounding_stay(case: str) -> None:
     np.testing.assert_array_equal(bits.view(np.float32), right.view(np.float32))
 
 
+@pytest.mark.parametrize(
+    "moved",
+    [
+        lambda y, a: lax.pad(y[1:], np.float32(0), ((1, 0, 0), (0, 0, 0), (0, 0, 0))),
+        lambda y, a: lax.concatenate([y[:1], a[1:]], 0),
+        lambda y, a: lax.select(a > 0, y, ones(y)),
+        lambda y, a: lax.select(a > 0, a, y / np.float32(3)),
+    ],
+    ids=["pad", "concatenate", "select", "quotient"],
+)
+def test_a_sum_of_a_product_that_is_moved_stays_with_xla(moved: Callable[..., Any]) -> None:
+    """LLVM sees the product through such operations, and rounds both at once."""
+
+    def by_state(state: Any, a: Any, b: Any) -> Any:
+        return grid_rounding.on_grid(moved(a * b, a) - b, state)
+
+    bits, text = computed(by_state, states(), *WHOLE, by_native=True)
+    assert "stablehlo.subtract" in text
+    right, _ = computed(by_state, states(), *WHOLE, by_native=False)
+    np.testing.assert_array_equal(bits.view(np.float32), right.view(np.float32))
+
+
+@pytest.mark.parametrize(("channels", "axis"), [(2, 1), (63, 1), (63, 0)])
+def test_short_rows_stay_with_xla(channels: int, axis: int) -> None:
+    """Putting their operand together takes longer than XLA's own operation."""
+    value, state = numbers(90, channels), states()
+
+    def scaled(of_each: Any) -> Any:
+        return grid_rounding.on_grid(value * lax.broadcast_in_dim(of_each, value.shape, (axis,)), state)
+
+    bits, text = computed(scaled, numbers(value.shape[axis]), by_native=True)
+    assert "stablehlo.multiply" in text
+    np.testing.assert_array_equal(bits, computed(scaled, numbers(value.shape[axis]), by_native=False)[0])
+
+
 def test_programs_without_roundings_ask_for_nothing() -> None:
     lowered = jax.jit(lambda x: x + 1).lower(numbers(3))
     assert rewrite_roundings(lowered, lambda: pytest.fail("it asked for the module")) == 0

@@ -2,16 +2,18 @@
 
 The compiler writes a rounding as a call of a function named `ROUNDING` (`podrun.compiler.grid_rounding`). XLA would
 inline it, and then compute it again in every loop that reads its result. Each becomes one native call
-(`native/rounding.c`) with the same bits: XLA compiles nothing for it. The states of a program's roundings are rows of
-tables, which a call reads where they lie.
+(`native/rounding.c`) with the bits of the formula: XLA compiles nothing for it. The states of a program's roundings are
+rows of tables, which a call reads where they lie.
 
 The call also does what stands directly before and behind it, so that XLA has no kernel for that either: one elementwise
 operation whose operands lie in memory, perhaps as halves or fewer elements than the result has; the replacement of
 infinities by NaN or the greatest half; the conversion to halves. An update in float16 is a chain of such calls. What
-would be fused with its operand otherwise, a sum of a product, stays XLA's, which rounds both at once.
+would be fused with its operand otherwise, a sum of a product, stays XLA's, which rounds both at once. (But for a
+product outside of the function that computes the sum.) A quotient is divided, where XLA may multiply by a reciprocal:
+its last bit can differ, and then which of two halves it is rounded to.
 
-Where the C module is missing, XLA compiles the functions, but does not inline them. That takes longer, with the same
-bits.
+Where the C module is missing, XLA compiles the functions, but does not inline them. That takes longer, and what they
+round has the same bits.
 """
 
 from __future__ import annotations
@@ -96,12 +98,23 @@ class RoundedOperand:
     inner: int
     count: int
 
+    @property
+    def stretch(self) -> int:
+        """How many elements in a row are one, or lie in a row of the array."""
+        return max(self.inner, self.count if self.inner == 1 else 1)
+
 
 _OPERATIONS = {"add": 1, "subtract": 2, "multiply": 3, "divide": 4, "sqrt": 5}
 """What a call computes before it rounds, and its numbers (`native/rounding.c`)."""
 _TO_NAN, _TO_GREATEST = 1, 2
 _PICKED = ("stablehlo.select", "stablehlo.clamp", "stablehlo.pad", "stablehlo.concatenate")
-"""Operations of which no sum is fused to one rounding."""
+"""Operations of which no sum is fused to one rounding, unless there is a product behind them."""
+_MOVED = frozenset(
+    (*_PICKED, *(f"stablehlo.{name}" for name in ("broadcast_in_dim", "reshape", "slice", "transpose")))
+)
+"""Operations through which LLVM sees a product."""
+_LEAST_STRETCH = 64
+"""Elements in a row of an operand that repeats: where there are fewer, XLA's own operation is faster."""
 _FREE = frozenset(
     f"stablehlo.{name}"
     for name in (
@@ -164,11 +177,29 @@ def _operation_before(call: MlirOperation) -> tuple[int, list[RoundedOperand]]:
         return plain
     operands = [_operand(operand, size) for operand in maker.operands]
     computed = [operand.value for operand in operands if not _is_stored(operand.value)]
-    if name in ("add", "subtract") and any(producer(v).name not in _PICKED for v in computed):
+    if any(o.stretch < min(_LEAST_STRETCH, size) for o in operands):
+        return plain
+    if name in ("add", "subtract") and any(
+        producer(v).name not in _PICKED or _has_product_behind(v) for v in computed
+    ):
         return plain
     if len(computed) > 1 and computed[0] != computed[1]:
         return plain
     return _OPERATIONS[name], operands
+
+
+def _has_product_behind(value: MlirValue) -> bool:
+    queue, seen = [value], []
+    while queue:
+        maker = producer(queue.pop())
+        if maker is None or maker in seen:
+            continue
+        seen.append(maker)
+        if maker.name in ("stablehlo.multiply", "stablehlo.divide"):
+            return True
+        if maker.name in _MOVED:
+            queue.extend(maker.operands)
+    return False
 
 
 def _operand(value: MlirValue, size: int) -> RoundedOperand:
