@@ -36,6 +36,7 @@ from podrun.core.errors import ConfigError, DeadlineError, InternalError, NotFou
 from podrun.core.executable import EXECUTABLE_VERSION, Executable
 from podrun.core.kept_files import KeptFolder, kept_folder, library_version, made_by
 from podrun.core.quick_dataclass import dataclass
+from podrun.core.terminal import report_step
 from podrun.device.xla.clients import instruction_set
 
 SUFFIX = ".popef"
@@ -203,6 +204,10 @@ def _locked(path: Path, wait: float) -> Iterator[None]:
     """Hold the lock file at ``path``; it is gone afterwards."""
     deadline = time.monotonic() + wait
     handle = _acquire(path)
+    if handle is None:
+        line = f"waiting for process {_holder(path)}, which compiles the same program"
+        report_step(line)
+        _log.info("%s", line)
     while handle is None:
         if time.monotonic() > deadline:
             raise DeadlineError(

@@ -8,6 +8,7 @@ limits, the least recently used files first; a reader calls `KeptFolder.used`.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import sys
@@ -117,7 +118,8 @@ class KeptFolder:
         self.cut_back()
 
     def cut_back(self) -> None:
-        """Drop the least recently used files until the rest is few and small enough."""
+        """Drop the least recently used files until the rest is few and small enough, and locks that nobody holds."""
+        drop_free_locks(self.path)
         entries = []
         for path in self.path.glob(f"*{self.ending}"):
             with contextlib.suppress(OSError):
@@ -130,6 +132,21 @@ class KeptFolder:
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
             left, total = left - 1, total - size
+
+
+def drop_free_locks(folder: Path) -> None:
+    """Remove the lock files of processes that were killed (``.NAME.lock``). Whoever opened one meanwhile sees, once it
+    has the lock, that the file has no name any more.
+    """
+    for path in folder.glob(".*.lock"):
+        with contextlib.suppress(OSError):
+            handle = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.path.samestat(os.fstat(handle), os.stat(path)):
+                    path.unlink()
+            finally:
+                os.close(handle)
 
 
 _written: dict[Path, tuple[int, int]] = {}

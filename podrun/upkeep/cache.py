@@ -21,6 +21,7 @@ from podrun.core.environment import (
     podrun_cache_directory,
 )
 from podrun.core.errors import NotFoundError, UsageError
+from podrun.core.kept_files import drop_free_locks
 from podrun.core.quick_dataclass import dataclass
 
 YOUNG_SECONDS = 60.0
@@ -104,6 +105,8 @@ def clear(selected: Sequence[Cache], now: float | None = None, *, dry_run: bool 
                     failed.append(f"{file}: {error.strerror}")
                     continue
                 files, size = files + 1, size + status.st_size
+        if cache.name == "programs" and not dry_run:
+            drop_free_locks(cache.path)
         if cache.name != EXECUTABLES and not dry_run:
             _remove_empty(cache.path)
     if failed:

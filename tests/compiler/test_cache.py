@@ -4,6 +4,7 @@ one."""
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import threading
 from dataclasses import replace
@@ -18,6 +19,7 @@ from podrun.compiler.program import Program
 from podrun.core import executable_file
 from podrun.core.errors import DeadlineError, UsageError
 from podrun.core.executable import Executable
+from podrun.core.kept_files import KeptFolder
 
 from .programs import Momentum, Sgd, mlp
 
@@ -137,7 +139,8 @@ def test_waiting_for_another_that_compiles(tmp_path: Path) -> None:
     assert files(tmp_path) == ["d" * 64 + ".popef"]
 
 
-def test_waiting_ends_with_the_holders_name(tmp_path: Path) -> None:
+def test_waiting_ends_with_the_holders_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "podrun")
     lock = tmp_path / ".digest.lock"
     with lock.open("w") as held:
         held.write("4321")
@@ -145,6 +148,7 @@ def test_waiting_ends_with_the_holders_name(tmp_path: Path) -> None:
         fcntl.flock(held, fcntl.LOCK_EX)
         with pytest.raises(DeadlineError, match="process 4321"):
             cache.cached(ExecutableCache(tmp_path), "digest", lambda: pytest.fail("compiled"), wait=0.05)
+    assert caplog.text.count("waiting for process 4321, which compiles the same program") == 1
 
 
 def test_a_failed_compilation_leaves_nothing(tmp_path: Path) -> None:
@@ -221,3 +225,12 @@ def test_the_lock_of_a_dead_process_does_not_count(tmp_path: Path) -> None:
     executable = compile_program(mlp())
     assert cache.cached(ExecutableCache(tmp_path), "digest", lambda: executable, wait=1) == executable
     assert files(tmp_path) == ["digest.popef"]
+
+
+def test_locks_of_killed_processes_go_with_the_oldest_programs(tmp_path: Path) -> None:
+    held_lock, free = tmp_path / ".held.lock", tmp_path / ".free.lock"
+    free.write_text("4321")
+    with held_lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        KeptFolder(tmp_path, ".popef", 100, 10).cut_back()
+        assert files(tmp_path) == [".held.lock"]

@@ -171,9 +171,9 @@ def test_kept_plans_options_and_notes_of_servers_go_through_it(
 
     kept = tmp_path / "plan"
     kept.write_text(f"{hashlib.sha256(DEEP.encode()).hexdigest()}\n{DEEP}")
-    assert plan_cache._read(kept) is None
+    assert plan_cache.PlanEntry(kept).read() is None
     os.mkfifo(tmp_path / "pipe")
-    assert plan_cache._read(tmp_path / "pipe") is None
+    assert plan_cache.PlanEntry(tmp_path / "pipe").read() is None
     assert "is not a regular file" in caplog.text
     with pytest.raises(ConfigError, match="nested too deeply"):
         simulated_soc_errors({"GCDA_OPTIONS": f'{{"simulateSOCError.errorList": {DEEP}'})

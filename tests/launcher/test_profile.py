@@ -115,6 +115,18 @@ def test_a_dry_run_starts_and_reports_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["program.py"]
 
 
+@pytest.mark.parametrize(
+    ("plans", "place"), [("on", "that of the user, /c/programs\n"), ("off", "one for the launch alone\n")]
+)
+def test_a_dry_run_says_where_programs_are_kept(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], plans: str, place: str
+) -> None:
+    monkeypatch.setenv("PODRUN_CACHE_DIR", "/c")
+    monkeypatch.setenv("PODRUN_PLAN_CACHE", plans)
+    assert cli.main(["profile", "--offline-mode=yes", "--dry-run", "program.py"]) == 0
+    assert f"cache:      {place}" in capsys.readouterr().out
+
+
 @pytest.mark.slow
 @pytest.mark.system
 def test_a_program_is_profiled_compared_and_missed(

@@ -158,6 +158,7 @@ def test_caches_are_cleared_by_name_and_own_files_only(tmp_path: Path) -> None:
         "c/xla/avx2/a.lock",
         "c/plans/b.json",
         "c/programs/b.popef",
+        "c/programs/.b.lock",
         "c/own-pieces/c",
         "p/executable.popef",
         f"p/{entry}",
