@@ -367,3 +367,20 @@ def test_an_element_outside_of_a_list_is_refused_by_name(ipu: Any, writes: bool)
     ):
         strategy.run(program, args=[tf.constant(1.0)])
     assert f"at least {4 if writes else 3}" in refused.value.hint
+
+
+def test_a_place_of_a_list_that_a_run_finds_out_is_the_nearest_there_is(ipu: Any) -> None:
+    """As in TensorFlow's XLA, whose slices are moved inside."""
+    import tensorflow as tf
+
+    def program(place: Any) -> Any:
+        items = tf.TensorArray(tf.float32, size=3, element_shape=[], clear_after_read=False)
+        items = items.unstack([1.0, 2.0, 3.0])
+        return items.read(place), items.write(place, 9.0).stack()
+
+    strategy = ipu.ipu_strategy.IPUStrategyV1()
+    for place, row, rows in ((7, 3.0, [1.0, 2.0, 9.0]), (-2, 1.0, [9.0, 2.0, 3.0])):
+        compiled = tf.function(program, jit_compile=True)
+        with strategy.scope():
+            read, written = strategy.run(compiled, args=[tf.constant(place)])
+        assert (float(read), written.numpy().tolist()) == (row, rows)

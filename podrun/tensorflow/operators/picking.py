@@ -138,7 +138,12 @@ def _list_from(ctx: Context, node: Node, x: Array, shape: Array) -> Array:
 @computes("TensorListGetItem")
 def _list_get(ctx: Context, node: Node, items: Array, index: Array, shape: Array) -> Array:
     _check_place(ctx, node, items.shape[0], "reads")
-    return jnp.asarray(items)[index]
+    return jnp.asarray(items)[_within(items, index)]
+
+
+def _within(items: Array, index: Array) -> Array:
+    """The place in a list that XLA's slices take for one that is known in a run only: the nearest there is."""
+    return jnp.clip(jnp.asarray(index), 0, items.shape[0] - 1)
 
 
 def _check_place(ctx: Context, node: Node, size: int, does: str) -> None:
@@ -161,7 +166,7 @@ def _list_set(ctx: Context, node: Node, items: Array, index: Array, item: Array)
             hint="Give the list its size: tf.TensorArray(dtype, size=N), without dynamic_size=True.",
         )
     _check_place(ctx, node, items.shape[0], "writes")
-    return jnp.asarray(items).at[index].set(item)
+    return jnp.asarray(items).at[_within(items, index)].set(item)
 
 
 @computes("TensorListStack", attributes="num_elements")
