@@ -283,3 +283,15 @@ def test_an_attention_over_a_memory_whose_size_is_found_out_in_a_run(monkeypatch
         session.run(v1.global_variables_initializer())
         weights = session.run(alignments, {memory: np.ones([2, 3, 2], np.float32)})
     np.testing.assert_allclose(weights, [[1, 0, 0], [0.5, 0.5, 0]], rtol=1e-6)
+
+
+def test_the_weight_of_a_coverage_penalty_may_be_a_tensor() -> None:
+    import tensorflow as tf
+
+    with tf.Graph().as_default():
+        counting_decoder([0], coverage_penalty_weight=tf.constant(0.0)).initialize()
+        for weight in (tf.constant(0.5), tf.compat.v1.placeholder(tf.float32, [])):
+            with pytest.raises(ValueError, match=r"must be 0\.0 if no cell is attentional"):
+                counting_decoder([0], coverage_penalty_weight=weight).initialize()
+        with pytest.raises(ValueError, match="should be a scalar, but saw shape"):
+            counting_decoder([0], coverage_penalty_weight=[0.5])

@@ -1,9 +1,8 @@
 """Beam search of ``tf.contrib.seq2seq``: a decoder that keeps the likeliest sequences, its beams, and extends them.
 
 A score is the logarithm of a sequence's probability, divided by ``((5 + length) / 6) ** length_penalty_weight``. For
-finished sequences ``coverage_penalty_weight`` times the sum of ``log(min(weight, 1))`` over the memory's steps is
-added:
-a step's weight is the attention that it had in all, and steps without any count as 0.
+sequences that were finished before this step ``coverage_penalty_weight`` times the sum of ``log(min(weight, 1))`` over
+the memory's steps is added: a step's weight is the attention that it had in all, and steps without any count as 0.
 Source: the documentation of TensorFlow 1.15, and arXiv:1609.08144.
 """
 
@@ -13,6 +12,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from podrun.tensorflow.capture.program_graphs import in_program
@@ -83,6 +83,16 @@ def tile_batch(t: Structure, multiplier: int, name: str | None = None) -> Struct
         return tf.nest.map_structure(tiled, t)
 
 
+def _is_wanted(weight: float | tf.Tensor) -> bool:
+    """Whether a penalty's weight is not 0, or a tensor of which that is not known. ValueError for one that is no
+    scalar.
+    """
+    shape = tf.TensorShape(weight.shape if isinstance(weight, tf.Tensor) else np.shape(weight))
+    if shape.rank != 0:
+        raise ValueError(f"coverage_penalty_weight should be a scalar, but saw shape: {shape}")
+    return bool((tf.get_static_value(weight) if tf.is_tensor(weight) else weight) != 0)
+
+
 class BeamSearch(SequenceDecoder):
     """``BeamSearchDecoder``: the ``beam_width`` likeliest sequences that start behind ``start_tokens`` ``[batch]``.
 
@@ -102,7 +112,7 @@ class BeamSearch(SequenceDecoder):
         beam_width: int,
         output_layer: object | None = None,
         length_penalty_weight: float = 0.0,
-        coverage_penalty_weight: float = 0.0,
+        coverage_penalty_weight: float | tf.Tensor = 0.0,
         reorder_tensor_arrays: bool = True,
     ) -> None:
         check_cell_and_layer(cell, output_layer)
@@ -122,6 +132,7 @@ class BeamSearch(SequenceDecoder):
             )
         self._length_penalty_weight = length_penalty_weight
         self._coverage_penalty_weight = coverage_penalty_weight
+        self._covers = _is_wanted(coverage_penalty_weight)
         self._initial_cell_state = tf.nest.map_structure(self._split, initial_state)
         self._dtype = tf.nest.flatten(self._initial_cell_state)[0].dtype
         self._start_inputs = self._embedding_fn(tf.repeat(self._start_tokens[:, tf.newaxis], beam_width, 1))
@@ -198,7 +209,7 @@ class BeamSearch(SequenceDecoder):
         """What the last step paid to each step of the memory, ``[batch, beams, time]``, the mean over attentive cells;
         an empty tuple if no score needs it. ValueError if there is no such cell.
         """
-        if not self._coverage_penalty_weight:
+        if not self._covers:
             return ()
         cells = cell_state if type(cell_state) is tuple else (cell_state,)
         weights = [c.alignments for c in cells if isinstance(c, sequence_attention.AttentionState)]
@@ -230,7 +241,7 @@ class BeamSearch(SequenceDecoder):
         penalty = ((5.0 + tf.cast(lengths, totals.dtype)) / 6.0) ** self._length_penalty_weight
         flat = [self.batch_size, self._beam_width * symbols]
         candidates, weights = totals / penalty, state.accumulated_attention_probs
-        if self._coverage_penalty_weight:
+        if self._covers:
             weights += self._attention_weights(cell_state) * (1 - tf.cast(finished, totals.dtype))
             candidates += self._coverage(weights, finished)
         scores, places = tf.math.top_k(tf.reshape(candidates, flat), self._beam_width)
