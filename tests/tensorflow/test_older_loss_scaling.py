@@ -45,7 +45,9 @@ def test_loss_scaling_of_older_sdks() -> None:
     again = KerasLossScaling.from_config(optimizer.get_config())
     assert (again.update_frequency, again.decrease_factor) == (3, 0.25)
     optimizer.reset()
-    assert float(optimizer.loss_scaling_factor.numpy()) == 4
+    assert (float(optimizer.loss_scaling_factor.numpy()), int(optimizer.update_counter.numpy())) == (4, 0)
+    several = optimizer.get_unscaled_gradients(g for g in (tf.constant(8.0), None))
+    assert [g if g is None else float(g) for g in several] == [2.0, None]
     with pytest.raises(ValueError, match="increase_factor must be greater than decrease_factor"):
         optimizer.decrease_factor = 2.0
     with pytest.raises(ValueError, match="histogram is a read only property"):

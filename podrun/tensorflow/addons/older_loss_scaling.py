@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import tensorflow as tf
 from tf_keras.optimizers.legacy import Optimizer
@@ -109,17 +109,19 @@ class KerasLossScaling(WrappedOptimizer):
         """Start again with the initial factor, and without counts."""
         self._scale.assign(self._options["initial_loss_scaling_factor"])
         self._counts.assign([0.0, 0.0])
-        self._number.assign(1)
+        self._number.assign(0)
 
     def get_scaled_loss(self, loss: tf.Tensor) -> tf.Tensor:
         """The loss times the factor."""
         return loss * tf.cast(self._scale, loss.dtype)
 
     def get_unscaled_gradients(
-        self, grads: tf.Tensor | Sequence[tf.Tensor | None] | None
+        self, grads: tf.Tensor | tf.IndexedSlices | Iterable[tf.Tensor | None] | None
     ) -> tf.Tensor | list[tf.Tensor | None] | None:
         """Count gradients of the scaled loss, one or several, and divide them by the factor. None stays."""
-        return self._unscaled(grads) if isinstance(grads, (list, tuple)) else self._unscaled([grads])[0]
+        if grads is None or tf.is_tensor(grads) or isinstance(grads, tf.IndexedSlices):
+            return self._unscaled([grads])[0]
+        return self._unscaled(list(grads))
 
     def _unscaled(self, grads: Sequence[tf.Tensor | None]) -> list[tf.Tensor | None]:
         counts = counted_halves([g for g in grads if g is not None], counted_until())
