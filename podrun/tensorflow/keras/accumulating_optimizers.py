@@ -137,7 +137,7 @@ def accumulating_families() -> tuple[type[Optimizer], type[Optimizer]]:
     return legacy, scaled
 
 
-def _newaccumulating_families() -> tuple[type[Optimizer], type[Optimizer]]:
+def _refused_families() -> tuple[type[Optimizer], type[Optimizer]]:
     """Keras' new optimizers, which are refused where gradients accumulate (`_checked`)."""
     plain = importlib.import_module("tf_keras.src.optimizers.optimizer").Optimizer
     scaled = importlib.import_module("tf_keras.src.mixed_precision.loss_scale_optimizer").LossScaleOptimizerV3
@@ -146,7 +146,7 @@ def _newaccumulating_families() -> tuple[type[Optimizer], type[Optimizer]]:
 
 def install_accumulation() -> None:
     """Optimizers accumulate where the model that is being traced says so, or are refused."""
-    for family in (*accumulating_families(), *_newaccumulating_families()):
+    for family in (*accumulating_families(), *_refused_families()):
         if "apply_gradients" in vars(family):
             replace_method(family, "apply_gradients", accumulated)
     replace_method(_version_1(), "apply_gradients", _accumulated_of_version_1)
