@@ -119,8 +119,14 @@ def test_a_dry_run_starts_and_reports_nothing(
     ("plans", "place"), [("on", "that of the user, /c/programs\n"), ("off", "one for the launch alone\n")]
 )
 def test_a_dry_run_says_where_programs_are_kept(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], plans: str, place: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    plans: str,
+    place: str,
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("program.py").touch()
     monkeypatch.setenv("PODRUN_CACHE_DIR", "/c")
     monkeypatch.setenv("PODRUN_PLAN_CACHE", plans)
     assert cli.main(["profile", "--offline-mode=yes", "--dry-run", "program.py"]) == 0
