@@ -82,6 +82,7 @@ def _changed_by_the_front_end() -> list[tuple[Any, tuple[str, ...]]]:
     from podrun.tensorflow.execution.placed_devices import changed_classes
     from podrun.tensorflow.keras.extensions import ADDED
     from podrun.tensorflow.keras.optimizer_names import OPTIMIZER_MODULES, OPTIMIZER_NAMES, SCALING_MODULES
+    from podrun.tensorflow.sdk.layer_ops import _FUSED_NORMS
 
     def load(name: str) -> Any:
         return importlib.import_module(name)
@@ -90,6 +91,7 @@ def _changed_by_the_front_end() -> list[tuple[Any, tuple[str, ...]]]:
     return [
         (private_module("autograph.core.config"), ("CONVERSION_RULES",)),
         (private_module("ops.gradients_util"), ("_GradientsHelper",)),
+        (private_module("ops.gen_nn_ops"), _FUSED_NORMS),
         (tf.GradientTape, ("gradient",)),
         (
             private_module("client.session").BaseSession,

@@ -39,7 +39,9 @@ def _of_any_width(call: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(call)
     def fused(*args: object, **options: object) -> Any:
         bound = signature.bind(*args, **options)
-        if tf.convert_to_tensor(bound.arguments["scale"]).dtype != tf.float16:
+        scale = bound.arguments["scale"]
+        dtype = scale.dtype if hasattr(scale, "dtype") else tf.convert_to_tensor(scale).dtype
+        if tf.as_dtype(dtype).base_dtype != tf.float16:
             return call(*args, **options)
         for name in set(_STATISTICS) & bound.arguments.keys():
             bound.arguments[name] = tf.cast(bound.arguments[name], tf.float32)
