@@ -13,7 +13,7 @@ import numpy as np
 
 from podrun.runtime.graph import Node
 
-_MOVES = frozenset({"Const", "Result", "Store"})
+MOVES = frozenset({"Const", "Result", "Store"})
 """Operations of a step that computes nothing."""
 _ELEMENTWISE = frozenset({
     "Abs", "Add", "AddV2", "AssignAddVariableOp", "AssignSubVariableOp", "BitwiseAnd", "BitwiseOr",
@@ -33,11 +33,11 @@ def needs_no_engine(nodes: Sequence[Node], values: Mapping[str, np.ndarray]) -> 
     Source: Graphcore's tests of such graphs (scalar_elementwise_graph_test).
     """
     kinds = {node.op_type for node in nodes}
-    if kinds <= _MOVES:
+    if kinds <= MOVES:
         return True
     constants = (np.shape(node["value"]) for node in nodes if node.op_type == "Const")
     scalars = all(shape == () for shape in (*map(np.shape, values.values()), *constants))
-    return scalars and kinds <= _MOVES | _ELEMENTWISE
+    return scalars and kinds <= MOVES | _ELEMENTWISE
 
 
 def rows_of_replicas(value: np.ndarray, replicas: int, shape: Sequence[int]) -> np.ndarray:

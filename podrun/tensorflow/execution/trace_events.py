@@ -21,6 +21,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from podrun.core.quick_dataclass import dataclass
 from podrun.runtime.graph import Node, Place, reads
 from podrun.tensorflow.execution.device_table import DEVICES
+from podrun.tensorflow.execution.step_values import MOVES
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -110,9 +111,7 @@ def note_compilation(source: StepSource, step: ReadStep, seconds: float) -> None
     """Record the event of a compilation that took ``seconds``."""
     if events_wanted():
         name, ordinal = source.name, source.ordinal
-        places = step.places or {
-            node.label: Place() for node in step.nodes if node.op_type not in _NOT_COMPUTED
-        }
+        places = step.places or {node.label: Place() for node in step.nodes if node.op_type not in MOVES}
         module = name.encode()
         tiles = _tensor_map(name, places, int(DEVICES.config.ipu_model.tiles_per_ipu or TILES))
         _note("COMPILE_BEGIN", ordinal, "compile_begin", module_name=module)
@@ -165,7 +164,6 @@ INFERENCE, FORWARD, BACKWARD, UPDATE = range(1, 5)
 """What a product or convolution is for: inference, or in training the forward pass, the gradient of its input, or the
 gradient of its weight.
 """
-_NOT_COMPUTED = ("Const", "Result", "Store")
 _PRODUCTS = ("MatMul", "BatchMatMulV2", "Conv2D", "Conv3D", "DepthwiseConv2dNative")
 
 
