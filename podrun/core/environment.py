@@ -85,7 +85,8 @@ VARIABLES: Mapping[str, str] = {
     "PODRUN_INCIDENTS": "File for incidents of served models, a line of JSON each; `podrun serve --incidents` sets it.",
     PODRUN_LAUNCH_ID: "Set by `podrun`: identifies the launch that a process belongs to.",
     "PODRUN_MACHINES_PER_PROCESS": "Emulated machines that share one process; by default as many as memory requires.",
-    PODRUN_MOMENTS: "File to which all processes of a launch add a line for each step of its start, with times.",
+    PODRUN_MOMENTS: "File to which all processes of a launch add a line for each step of its start, up to the first "
+    "batch of each program, with times.",
     PODRUN_OFFLINE_MODE: "Set by `podrun --offline-mode`: 1 lets programs compile without attaching to IPUs.",
     PODRUN_OWN_CACHE: "Set by `podrun`: 1 where the executable cache of a launch is removed after it.",
     PODRUN_PLAN_CACHE: "Directory of kept tile plans and shapes instead of the usual; `off` for none, and no programs.",

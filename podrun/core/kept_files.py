@@ -46,7 +46,7 @@ def made_by(environ: Mapping[str, str]) -> str:
 @cache
 def _installed() -> str:
     files = sorted(_package_files(Path(podrun.__file__).resolve().parent, ""))
-    # Whoever edits a file while this process runs leaves no telling which text is here: a name that nobody else has.
+    # A file that changed after this process began may not be what it imported, so its entries are for it alone.
     own = os.urandom(16) if any(changed >= BEGAN_NS for *_, changed in files) else b""
     listed = [about for *about, _ in files]
     return repr((sys.version, [(name, library_version(name)) for name in LIBRARIES], listed, own))
