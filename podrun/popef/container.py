@@ -224,7 +224,7 @@ def _check_places(sections: Sequence[FileSection], begin: int, end: int) -> None
 
 
 def file_parts(sections: Sequence[NewSection]) -> Iterator[Part]:
-    """The bytes of a file, part by part."""
+    """The bytes of a PopEF file with these sections: its head first, then each section, to be written in that order."""
     table = _new_table(sections)
     head = _PREFIX.pack(MAGIC, VERSION, len(table)) + table
     head += hashlib.sha256(head).digest()

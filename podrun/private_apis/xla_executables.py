@@ -109,7 +109,7 @@ class _Computation:
         return iter(()) if self.listed(instruction) else _numbers(instruction, _CALLED)
 
     def written(self) -> bytes:
-        """Its bytes, with opaque operations for fusions of compiled code."""
+        """The module as protobuf bytes; compiled fusions are opaque operations without their insides."""
         instructions = iter(self.instructions)
         return _written(
             (number, wire, _written(self._shown(next(instructions))) if number == _INSTRUCTIONS else value)

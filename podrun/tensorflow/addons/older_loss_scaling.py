@@ -93,7 +93,7 @@ class KerasLossScaling(WrappedOptimizer):
 
     @property
     def update_counter(self) -> tf.Tensor:
-        """The number of the next update in its period."""
+        """The number of the next update: an int32 scalar from 1 to ``update_frequency``, 0 after `reset`."""
         return tf.convert_to_tensor(self._number)
 
     @property

@@ -228,7 +228,7 @@ def leave_unconverted() -> None:
 
 @functools.cache
 def _own_rules() -> tuple[Any, ...]:
-    """A rule of AutoGraph for each of `UNCONVERTED`."""
+    """AutoGraph rules that leave the functions of the modules in `UNCONVERTED` as they are."""
     return tuple(map(symbol("autograph.core.config.DoNotConvert"), UNCONVERTED))
 
 

@@ -65,8 +65,8 @@ def _scaling_optimizer(
 
 
 def _is_scaling(kind: type, plain: Replacement, optimizer: object) -> bool:
-    """Whether an object is of a class of optimizers that scale losses: the class that programs name stands for both
-    families, as the class that Keras names does.
+    """Whether ``optimizer`` is an instance of a class that scales losses. Keras' newer loss scaling class counts for
+    legacy optimizers too, as in Keras.
     """
     _, scaled = accumulating_families()
     if kind is scaled:

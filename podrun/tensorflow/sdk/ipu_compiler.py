@@ -179,7 +179,7 @@ def _resource_variables() -> Iterator[None]:
 
 
 def _is_flat(outcome: object) -> bool:
-    """Whether XLA's compile gives results as a list; else in their structure, as those of a dict."""
+    """Whether XLA's compile returns ``outcome`` as a flat list. A dict or nested sequence keeps its structure."""
     if isinstance(outcome, (list, tuple)):
         return not any(isinstance(item, (list, tuple, dict)) for item in outcome)
     return not isinstance(outcome, dict)

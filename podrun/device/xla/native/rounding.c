@@ -15,8 +15,8 @@
 #include "xla_ffi.h"
 
 enum { NUMBERS = 9, MOST_VALUES = 2, WORDS = 2, LEVELS = 3, PART = 1 << 16, BLOCK = 1 << 10 };
-enum { NOTHING, ADD, SUBTRACT, MULTIPLY, DIVIDE, ROOT, ON_GRID, OPERATIONS }; /* before the rounding; the last has none */
-enum { AS_IT_IS, TO_NAN, TO_GREATEST, CLIPS };                                /* what becomes of infinities */
+enum { NOTHING, ADD, SUBTRACT, MULTIPLY, DIVIDE, ROOT, OPERATIONS }; /* before the rounding */
+enum { AS_IT_IS, TO_NAN, TO_GREATEST, CLIPS };                       /* what becomes of infinities */
 
 INLINE uint32_t
 mixed(uint32_t x)
@@ -195,15 +195,12 @@ round_block(const Functions *use, const Rounding *r, int64_t first, int64_t coun
 {
     uint32_t rooms[MOST_VALUES][BLOCK], *out = r->halves ? rooms[0] : (uint32_t *)r->out + first;
     const void *in = block_of(use, &r->values[0], first, count, rooms[0]);
-    if (r->operation == ON_GRID && in != out)
-        memcpy(out, in, count * sizeof *out);
-    else if (r->operation != NOTHING && r->operation != ON_GRID) {
+    if (r->operation != NOTHING) {
         const void *other = r->operation == ROOT ? in : block_of(use, &r->values[1], first, count, rooms[1]);
         use->combine(r->operation, in, other, (float *)out, count);
         in = out;
     }
-    if (r->operation != ON_GRID)
-        use->round(in, out, count, number, words[0], words[1]);
+    use->round(in, out, count, number, words[0], words[1]);
     if (r->clip != AS_IT_IS)
         use->clip(r->clip, out, count);
     if (r->halves)
@@ -226,15 +223,6 @@ round_part(void *what, int i)
         at += count;
     }
     SET_MODE(before);
-}
-
-static int64_t
-elements_of(const FfiBuffer *buffer, int type)
-{
-    int64_t count = buffer->type == type ? 1 : -1;
-    for (int64_t i = 0; i < buffer->rank; i++)
-        count *= buffer->dims[i];
-    return count;
 }
 
 /* Whether a buffer is an operand's array: its pattern are the numbers `inner` and `count`. */

@@ -132,12 +132,18 @@ numbers_of(const FfiCall *call)
 }
 
 static inline int64_t
-elements(const FfiBuffer *buffer)
+elements_of(const FfiBuffer *buffer, int type)
 {
-    int64_t count = buffer->type == FFI_F32 ? 1 : -1;
+    int64_t count = buffer->type == type ? 1 : -1;
     for (int64_t i = 0; i < buffer->rank; i++)
         count *= buffer->dims[i];
     return count;
+}
+
+static inline int64_t
+elements(const FfiBuffer *buffer)
+{
+    return elements_of(buffer, FFI_F32);
 }
 
 #endif
