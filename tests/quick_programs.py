@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
 
 FIXTURE = "programs_of_tests_compile_quickly"
+BY_DEFAULT = "programs_of_default_tests_compile_quickly"
 QUICK: Mapping[str, bool | int] = {
     "xla_backend_optimization_level": 0,
     "xla_llvm_disable_expensive_passes": True,
@@ -28,6 +30,19 @@ AS_PODRUN_DOES = ("test_optimizers.py", "test_poptorch_checkpoints.py")
 @pytest.fixture(scope="module", autouse=True)
 def programs_of_tests_compile_quickly() -> Iterator[None]:
     """Compile what has no options with `QUICK` ones, in the files of a room whose ``conftest.py`` imports this."""
+    with _quick_programs():
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def programs_of_default_tests_compile_quickly(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The same in a file that imports this, while no slow tests run: `make test-all` compiles as XLA does by itself."""
+    with _quick_programs() if "not slow" in request.config.option.markexpr else nullcontext():
+        yield
+
+
+@contextmanager
+def _quick_programs() -> Iterator[None]:
     from podrun.runtime.environment import import_jax
 
     import_jax()
@@ -74,4 +89,4 @@ def forget_programs(done: pytest.Item, following: pytest.Item | None) -> None:
 
 
 def is_quick(item: pytest.Item) -> bool:
-    return FIXTURE in getattr(item, "fixturenames", ())
+    return not {FIXTURE, BY_DEFAULT}.isdisjoint(getattr(item, "fixturenames", ()))

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.conftest import pytest_collection_modifyitems
-from tests.quick_programs import FIXTURE, forget_programs
+from tests.quick_programs import BY_DEFAULT, FIXTURE, forget_programs
 from tests.sampling import FEW, chosen
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -114,11 +114,14 @@ def test_a_step_that_fits_the_parameters_passes_over_no_value() -> None:
     assert {square[i]["a"] for i in kept} == {square[i]["b"] for i in kept} == set(range(6))
 
 
-def test_programs_of_tests_are_forgotten_where_their_options_change(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("fixture", [FIXTURE, BY_DEFAULT])
+def test_programs_of_tests_are_forgotten_where_their_options_change(
+    fixture: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """JAX keeps what it compiled by what is computed, not by options: the order of rooms would decide on bits."""
     forgotten: list[str] = []
     monkeypatch.setitem(sys.modules, "jax", SimpleNamespace(clear_caches=lambda: forgotten.append("all")))
-    quick, plain, other = (SimpleNamespace(fixturenames=names) for names in ([FIXTURE], ["tmp_path"], []))
+    quick, plain, other = (SimpleNamespace(fixturenames=names) for names in ([fixture], ["tmp_path"], []))
     for done, following in ((quick, quick), (plain, other), (quick, None)):
         forget_programs(done, following)  # type: ignore[arg-type]
     assert not forgotten

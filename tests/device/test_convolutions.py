@@ -26,6 +26,9 @@ from jax.experimental.compilation_cache import compilation_cache
 from podrun.core.errors import UsageError
 from podrun.device.xla import convolutions, rewrite
 from podrun.device.xla.convolutions import ConvolutionCall, Kind
+from tests.quick_programs import (
+    programs_of_default_tests_compile_quickly as programs_of_default_tests_compile_quickly,
+)
 
 native: Any = importlib.import_module("podrun.device.xla._onednn") if convolutions.available() else None
 

@@ -12,6 +12,9 @@ import pytest
 from jax import lax
 
 from podrun.device.xla import convolutions, rewrite
+from tests.quick_programs import (
+    programs_of_default_tests_compile_quickly as programs_of_default_tests_compile_quickly,
+)
 
 pytestmark = pytest.mark.skipif(not convolutions.available(), reason="no oneDNN here")
 

@@ -25,6 +25,9 @@ from podrun.device.xla.networks import join_networks
 from podrun.device.xla.rewrite import rewrite_convolutions
 from podrun.numerics.pools import average_of_windows, maximum_of_windows
 from podrun.numerics.windows import fitted_window
+from tests.quick_programs import (
+    programs_of_default_tests_compile_quickly as programs_of_default_tests_compile_quickly,
+)
 
 pytestmark = pytest.mark.skipif(not convolutions.available(), reason="no oneDNN here")
 

@@ -42,16 +42,28 @@ def states(*shape: int) -> Any:
     return np.random.default_rng(4).integers(0, 1 << 32, (*shape, 2), dtype=np.uint32)
 
 
-def computed(
+def computing(
     function: Callable[..., Any], *operands: Any, by_native: bool
-) -> tuple[np.ndarray[Any, Any], str]:
-    """The bits of a function's result and its program after rewriting."""
+) -> tuple[Callable[[], np.ndarray[Any, Any]], str]:
+    """What computes the bits of a function's result, and its program after rewriting."""
     lowered = jax.jit(lambda *values: function(*values)).lower(*operands)
     count = rewrite_roundings(lowered, lambda: by_native)
     assert count == (by_native and 1)
     compiled: Any = lowered.compile(compiler_options=dict(COMPILER_OPTIONS))  # type: ignore[arg-type]
-    result = np.asarray(compiled(*operands))
-    return result.view(np.uint16 if result.dtype == np.float16 else np.uint32), lowered.as_text()
+
+    def bits() -> np.ndarray[Any, Any]:
+        result = np.asarray(compiled(*operands))
+        return result.view(np.uint16 if result.dtype == np.float16 else np.uint32)
+
+    return bits, lowered.as_text()
+
+
+def computed(
+    function: Callable[..., Any], *operands: Any, by_native: bool
+) -> tuple[np.ndarray[Any, Any], str]:
+    """The bits of a function's result and its program after rewriting."""
+    bits, text = computing(function, *operands, by_native=by_native)
+    return bits(), text
 
 
 def by_row(value: Any, state: Any) -> Any:
@@ -74,6 +86,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.sample(3)
 def test_native_code_gives_the_bits_of_the_formula(case: str) -> None:
     function, operands = CASES[case]
     bits, text = computed(function, *operands, by_native=True)
@@ -105,9 +118,10 @@ def test_every_instruction_set_gives_the_same_bits(any_level: Callable[[int], in
     operands = numbers(5, 1001), states(5)
     function = jax.vmap(grid_rounding.on_grid)
     right, _ = computed(function, *operands, by_native=False)
+    bits, _ = computing(function, *operands, by_native=True)
     for level in range(best + 1):
         assert any_level(level) == level
-        np.testing.assert_array_equal(computed(function, *operands, by_native=True)[0], right)
+        np.testing.assert_array_equal(bits(), right)
 
 
 def test_a_batch_rounds_each_as_if_it_were_alone() -> None:
@@ -216,6 +230,7 @@ BESIDE: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 
 
 @pytest.mark.parametrize("case", BESIDE)
+@pytest.mark.sample(4)
 def test_what_stands_beside_a_rounding_is_part_of_its_call(
     case: str, any_level: Callable[[int], int]
 ) -> None:
@@ -225,18 +240,18 @@ def test_what_stands_beside_a_rounding_is_part_of_its_call(
         return function(lambda value: grid_rounding.on_grid(value, state), *values)
 
     right, _ = computed(by_state, states(), *operands, by_native=False)
+    bits, text = computing(by_state, states(), *operands, by_native=True)
+    kinds = set(re.findall(r"stablehlo\.(\w+)", text.split("func.func private")[0])) - {
+        "constant",
+        "custom_call",
+        "reshape",
+    }
+    assert kinds == (
+        {"multiply", "convert", "broadcast_in_dim"} if case == "both uses" else {"broadcast_in_dim"}
+    )
     for level in range(any_level(2) + 1):
         any_level(level)
-        bits, text = computed(by_state, states(), *operands, by_native=True)
-        kinds = set(re.findall(r"stablehlo\.(\w+)", text.split("func.func private")[0])) - {
-            "constant",
-            "custom_call",
-            "reshape",
-        }
-        assert kinds == (
-            {"multiply", "convert", "broadcast_in_dim"} if case == "both uses" else {"broadcast_in_dim"}
-        )
-        np.testing.assert_array_equal(bits, right)
+        np.testing.assert_array_equal(bits(), right)
 
 
 UNTOUCHED: dict[str, Callable[..., Any]] = {
@@ -257,6 +272,7 @@ UNTOUCHED: dict[str, Callable[..., Any]] = {
 
 
 @pytest.mark.parametrize("case", UNTOUCHED)
+@pytest.mark.sample(3)
 def test_other_operations_beside_a_rounding_stay(case: str) -> None:
     def by_state(state: Any, *values: Any) -> Any:
         return UNTOUCHED[case](lambda value: grid_rounding.on_grid(value, state), *values)
@@ -276,6 +292,7 @@ def test_other_operations_beside_a_rounding_stay(case: str) -> None:
     ],
     ids=["pad", "concatenate", "select", "quotient"],
 )
+@pytest.mark.sample(4)
 def test_a_sum_of_a_product_that_is_moved_stays_with_xla(moved: Callable[..., Any]) -> None:
     """LLVM sees the product through such operations, and rounds both at once."""
 
@@ -289,6 +306,7 @@ def test_a_sum_of_a_product_that_is_moved_stays_with_xla(moved: Callable[..., An
 
 
 @pytest.mark.parametrize(("channels", "axis"), [(2, 1), (63, 1), (63, 0)])
+@pytest.mark.sample(3)
 def test_short_rows_stay_with_xla(channels: int, axis: int) -> None:
     """Putting their operand together takes longer than XLA's own operation."""
     value, state = numbers(90, channels), states()
