@@ -16,6 +16,7 @@ from podrun.core.environment import (
 )
 from podrun.core.errors import UsageError
 from podrun.device.connection import Connection
+from podrun.private_apis.lean_imports import import_grpc
 
 
 def config_files(environ: Mapping[str, str]) -> tuple[Path, ...]:
@@ -32,6 +33,7 @@ def config_files(environ: Mapping[str, str]) -> tuple[Path, ...]:
     if not there:
         return ()
     quiet_grpc()
+    import_grpc()
     from podrun.device.host.stale_files import still_described
 
     return still_described(there, environ)
@@ -57,12 +59,14 @@ def connect(environ: Mapping[str, str], *, standalone_ipus: int | None = None) -
     if environ.get(IPUOF_VIPU_API_HOST) and environ.get(IPUOF_VIPU_API_PARTITION_ID):
         _refuse_faults_of_the_process(environ, f"partition {environ[IPUOF_VIPU_API_PARTITION_ID]}")
         quiet_grpc()
+        import_grpc()
         from podrun.device.host.partition_config import connect_partition
 
         return connect_partition(environ)
     if paths := config_files(environ):
         _refuse_faults_of_the_process(environ, f"the partition of {paths[0]}")
         quiet_grpc()
+        import_grpc()
         from podrun.device.host.partition_config import connect_files
 
         return connect_files(environ, paths)

@@ -22,6 +22,7 @@ from podrun.core.errors import (
 from podrun.core.known_servers import KnownServers
 from podrun.partition.host.discovery import DEFAULT_PORT, listens
 from podrun.partition.state.codec import ERROR_METADATA_KEY
+from podrun.private_apis.lean_imports import import_grpc
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
@@ -51,6 +52,7 @@ class ServiceConnection:
         account: tuple[str, str] = ("", ""),
     ) -> None:
         quiet_grpc()
+        import_grpc()
         from podrun.core.proven_channel import open_channel
         from podrun.protos import vipu_pb2
         from podrun.protos.services import stub_of

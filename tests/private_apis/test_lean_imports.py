@@ -1,0 +1,146 @@
+"""A package that is imported without modules that it names is as if they had been imported, once they are asked for."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from podrun.private_apis.lean_imports import import_lean
+
+FILES = {
+    "orchard/__init__.py": "import ladder\nfrom orchard import apples, pears\n"
+    "def climb():\n    return ladder.STEPS\n",
+    "orchard/apples.py": "COUNT = 7\n",
+    "orchard/pears.py": "import orchard.apples\n\ndef both():\n    return orchard.apples.COUNT + 1\n",
+    "orchard/cherries.py": "COUNT = 9\n",
+    "ladder.py": "STEPS = 12\n",
+    "hasty.py": "import ladder\n\nSTEPS = ladder.STEPS\n",
+    "broken.py": "import ladder\nraise ImportError('no ladder is long enough')\n",
+}
+
+
+@pytest.fixture
+def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The packages of `FILES` can be imported, and are forgotten afterwards."""
+    for name, text in FILES.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+def load(name: str) -> ModuleType:
+    return importlib.import_module(name)
+
+
+@pytest.mark.usefixtures("packages")
+class TestOrchard:
+    def test_modules_that_nobody_asks_for_are_not_imported(self) -> None:
+        import_lean("orchard", "ladder", "orchard.apples")
+        assert {"orchard", "orchard.pears"} <= sys.modules.keys()
+        assert not {"ladder", "orchard.apples"} & sys.modules.keys()
+        assert "apples" not in vars(load("orchard"))
+
+    def test_an_attribute_is_the_module_itself(self) -> None:
+        import_lean("orchard", "orchard.apples")
+        apples = load("orchard").apples
+        assert apples is sys.modules["orchard.apples"]
+        assert apples is load("orchard").apples is vars(load("orchard"))["apples"]
+        assert type(apples) is ModuleType
+
+    def test_an_import_gives_the_module_itself(self) -> None:
+        import_lean("orchard", "ladder", "orchard.apples")
+        assert type(load("ladder")) is ModuleType
+        assert load("orchard.apples").COUNT == 7
+        assert type(load("orchard").apples) is ModuleType
+
+    def test_the_package_uses_what_it_named(self) -> None:
+        import_lean("orchard", "ladder", "orchard.apples")
+        assert load("orchard").climb() == 12
+        assert type(sys.modules["ladder"]) is ModuleType
+        load("ladder").STEPS = 13
+        assert load("orchard").climb() == 13
+        assert load("orchard").pears.both() == 8
+
+    def test_several_modules_of_one_package(self) -> None:
+        import_lean("orchard", "orchard.apples", "orchard.pears")
+        orchard = load("orchard")
+        assert (orchard.pears.both(), orchard.apples.COUNT) == (8, 7)
+        with pytest.raises(AttributeError, match="module 'orchard' has no attribute 'plums'"):
+            _ = orchard.plums
+        assert not hasattr(orchard, "cherries")  # Only who imports it has it, as ever.
+
+    def test_a_module_that_the_package_needs_is_imported_at_once(self) -> None:
+        import_lean("hasty", "ladder")
+        assert load("hasty").STEPS == 12
+        assert type(sys.modules["ladder"]) is ModuleType
+
+    def test_what_is_there_stays(self) -> None:
+        ladder = load("ladder")
+        import_lean("orchard", "ladder")
+        assert sys.modules["ladder"] is ladder
+        apples = load("orchard").apples
+        import_lean("orchard", "orchard.apples")
+        assert sys.modules["orchard.apples"] is load("orchard").apples is apples
+
+    def test_an_import_that_fails_leaves_no_stand_in(self) -> None:
+        with pytest.raises(ImportError, match="long enough"):
+            import_lean("broken", "ladder")
+        assert not {"broken", "ladder"} & sys.modules.keys()
+
+
+GRPC = """
+import sys
+from podrun.private_apis.lean_imports import import_grpc
+
+import_grpc()
+import grpc
+
+early = {name for name in sys.modules if name.split(".")[0] == "asyncio" or name.startswith("grpc.aio")}
+assert not early, f"gRPC asks for {early} while it is imported"
+
+import asyncio
+import types
+
+assert type(asyncio) is type(grpc.aio) is types.ModuleType
+assert grpc.aio is sys.modules["grpc.aio"]
+
+
+async def echoed():
+    def handler(details):
+        async def reply(request, context):
+            return request + b"!"
+
+        return grpc.unary_unary_rpc_method_handler(reply)
+
+    class Handlers(grpc.GenericRpcHandler):
+        def service(self, details):
+            return handler(details)
+
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((Handlers(),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        answer = await channel.unary_unary("/a/b")(b"hello", timeout=60, wait_for_ready=True)
+    await server.stop(None)
+    return answer
+
+
+print(asyncio.run(echoed()).decode())
+"""
+
+
+@pytest.mark.system
+def test_grpc_has_its_coroutines_when_they_are_asked_for() -> None:
+    done = subprocess.run([sys.executable, "-c", GRPC], capture_output=True, text=True, timeout=120)
+    assert (done.stdout, done.returncode) == ("hello!\n", 0), done.stderr
