@@ -13,6 +13,12 @@ import pytest
 
 import podrun.popart as popart
 from podrun.checkpoint import CheckpointError, Checkpoints, random_state, set_random_state
+from tests.quick_programs import (
+    programs_of_default_tests_compile_quickly as programs_of_default_tests_compile_quickly,
+)
+from tests.quick_programs import (
+    programs_of_machines_compile_quickly as programs_of_machines_compile_quickly,
+)
 
 BATCHES, CUT, REPLICAS = 6, 3, 2
 

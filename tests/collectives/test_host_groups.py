@@ -101,9 +101,20 @@ def test_many_pieces_through_small_buffers(monkeypatch: pytest.MonkeyPatch, name
             assert (sizes == {small}) == near, sizes
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(names=st.sampled_from(LAYOUTS), size=st.sampled_from([0, 1, 7, 300_001]), root=st.integers(0, 5))
 def test_moving_data_equals_numpy(names: str, size: int, root: int) -> None:
+    move_data(names, size, root)
+
+
+@pytest.mark.slow
+@settings(max_examples=10, deadline=None)
+@given(names=st.sampled_from(LAYOUTS), size=st.sampled_from([0, 1, 7, 300_001]), root=st.integers(0, 5))
+def test_moving_more_data_equals_numpy(names: str, size: int, root: int) -> None:
+    move_data(names, size, root)
+
+
+def move_data(names: str, size: int, root: int) -> None:
     members = len(names)
     root %= members
     each = [np.arange(size, dtype=np.int32) * (rank + 1) for rank in range(members)]

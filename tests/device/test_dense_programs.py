@@ -23,6 +23,12 @@ from podrun.device.xla.dense_steps import DenseKind, DenseOperation, DenseReduct
 from podrun.device.xla.layer_marks import main_blocks
 from podrun.device.xla.pieces import Piece, PieceCache
 from podrun.private_apis.jax import mlir
+from tests.quick_programs import (
+    programs_of_default_tests_compile_quickly as programs_of_default_tests_compile_quickly,
+)
+from tests.quick_programs import (
+    programs_of_machines_compile_quickly as programs_of_machines_compile_quickly,
+)
 
 pytestmark = pytest.mark.skipif(not convolutions.available(), reason="no oneDNN here")
 native: Any = importlib.import_module("podrun.device.xla._onednn")
@@ -140,6 +146,7 @@ def test_the_same_bits_for_all_vectors() -> None:
     ],
     ids=["sort", "half", "sums so far", "int32 of float32", "batches", "sine", "work between products"],
 )
+@pytest.mark.sample(2)
 def test_other_pieces_stay_with_xla(more: Callable[[dict[str, Any]], Any]) -> None:
     """They are forward passes that would be dense steps but for what they compute besides."""
 

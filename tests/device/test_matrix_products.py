@@ -38,6 +38,9 @@ from podrun.device.xla.matrix_products import (
 )
 from podrun.device.xla.pieces import PieceCache
 from tests.copies import run_copied
+from tests.quick_programs import (
+    programs_of_default_tests_compile_quickly as programs_of_default_tests_compile_quickly,
+)
 from tests.stress.guarded import GuardedMemory, guarded_product
 
 from .conftest import owners, together

@@ -13,6 +13,9 @@ from podrun.device.xla import convolutions, packing
 from podrun.device.xla.convolutions import Kind
 from podrun.device.xla.packing import PACKED, WeightRoom, pack_weights
 from podrun.device.xla.rewrite import rewrite_convolutions
+from tests.quick_programs import (
+    programs_of_default_tests_compile_quickly as programs_of_default_tests_compile_quickly,
+)
 from tests.stress.guarded import GuardedCase, guarded_case
 
 native: Any = importlib.import_module("podrun.device.xla._onednn") if convolutions.available() else None

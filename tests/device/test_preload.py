@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import threading
 
 import pytest
 
 from podrun.device.service.preload import MODULES, Preload
+from tests.copies import run_copied
 
 LOAD = """
 import sys, tempfile
@@ -35,7 +35,7 @@ assert abs(float(pieces.piece(computation("det", jnp.linalg.det), ()).call(x)[0]
 
 
 def test_lapack_is_there_for_the_piece_that_calls_it_and_for_no_other() -> None:
-    done = subprocess.run([sys.executable, "-c", LOAD], capture_output=True, text=True, timeout=60)
+    done = run_copied(LOAD)
     assert done.returncode == 0, done.stderr
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Callable
@@ -20,6 +21,9 @@ from podrun.device.xla.clients import one_thread_device, two_thread_device
 from podrun.device.xla.pieces import Piece, PieceCache
 from podrun.private_apis import find_name, xla_executables
 from podrun.private_apis import jax as private_jax
+from tests.quick_programs import (
+    programs_of_machines_compile_quickly as programs_of_machines_compile_quickly,
+)
 
 pytestmark = pytest.mark.usefixtures("no_cache_of_jax")
 KINDS = {
@@ -41,6 +45,7 @@ def mixed(buffers: Any) -> dict[str, Any]:
     }
 
 
+@functools.cache
 def computation(function: Callable[[Any], dict[str, Any]] = mixed, *names: str) -> Computation:
     specs = {n: jax.ShapeDtypeStruct(*KINDS[n]) for n in names or KINDS}
     with jax.enable_x64(True):

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -244,12 +244,16 @@ def test_broadcast_inputs_and_running_values_go_where_they_are_read(pieces: Piec
 # --- Faults -------------------------------------------------------------------------------------------------
 
 
-def trained(
-    pieces: PieceCache, fault: str = "", instances: int = 1, **more: Any
-) -> tuple[InProcessMachines, list[Any]]:
-    """Four machines, two replicas of eight IPUs, ``fault`` in the second run."""
-    program = chain([0, 3, 4, 7], ipus=8, replicas=2, accumulation_factor=5, pipelined=True, **more)
-    executable, twin = compile_program(program), InProcessMachines(16, pieces)
+@cache
+def of_four_machines() -> tuple[Program, Executable]:
+    """Two replicas of eight IPUs."""
+    program = chain([0, 3, 4, 7], ipus=8, replicas=2, accumulation_factor=5, pipelined=True)
+    return program, compile_program(program)
+
+
+def trained(pieces: PieceCache, fault: str, instances: int) -> list[Any]:
+    """What instances get of four machines, with ``fault`` in the second run."""
+    (program, executable), twin = of_four_machines(), InProcessMachines(16, pieces)
     for machine in twin.machines:
         machine.plan_faults(parse_faults(fault))
     connections = owners(lambda: twin.connect(threaded=True), 16, instances)
@@ -263,7 +267,7 @@ def trained(
     results = together([partial(work, c, o) for c, o in connections])
     for connection, _ in connections:
         connection.close()
-    return twin, results
+    return results
 
 
 @pytest.mark.parametrize("instances", [1, 2])
@@ -280,7 +284,7 @@ def trained(
 def test_all_hear_of_a_fault(
     pieces: PieceCache, instances: int, fault: str, kind: type[PoplarError], says: str
 ) -> None:
-    _, results = trained(pieces, fault, instances)
+    results = trained(pieces, fault, instances)
     assert len(results) == instances
     for error in results:
         assert isinstance(error, PoplarError), error

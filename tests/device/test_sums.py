@@ -13,6 +13,9 @@ from jax import lax
 
 from podrun.device.xla import convolutions, rewrite
 from podrun.device.xla.sums import simplify_sums
+from tests.quick_programs import (
+    programs_of_default_tests_compile_quickly as programs_of_default_tests_compile_quickly,
+)
 
 pytestmark = pytest.mark.skipif(not convolutions.available(), reason="no oneDNN here")
 

@@ -69,10 +69,13 @@ def test_a_case_is_the_same_whenever_it_is_asked() -> None:
 
 
 @pytest.mark.parametrize("instructions", ["", "AVX2"])
-def test_the_library_stays_inside_of_its_buffers(instructions: str) -> None:
-    done = _guarded("-m", "tests.stress.guarded", "--cases", "600", instructions=instructions)
+@pytest.mark.parametrize("cases", [120, pytest.param(600, marks=pytest.mark.slow)])
+def test_the_library_stays_inside_of_its_buffers(cases: int, instructions: str) -> None:
+    done = _guarded("-m", "tests.stress.guarded", "--cases", str(cases), instructions=instructions)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"\d{3} cases by [12]\d algorithms, 0 crashes", done.stdout), done.stdout
+    computed = re.search(r"(\d+) cases by [12]\d algorithms, 0 crashes", done.stdout)
+    assert computed is not None, done.stdout
+    assert int(computed[1]) >= cases // 6
 
 
 def test_the_guard_finds_why_strided_gradients_of_1x1_weights_are_thinned() -> None:

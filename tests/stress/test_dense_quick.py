@@ -11,6 +11,9 @@ import pytest
 
 from podrun.device.xla import convolutions, dense_steps
 from tests.conftest import ROOT
+from tests.quick_programs import (
+    programs_of_default_tests_compile_quickly as programs_of_default_tests_compile_quickly,
+)
 from tests.stress import dense
 
 pytestmark = pytest.mark.skipif(not convolutions.available(), reason="no oneDNN here")
