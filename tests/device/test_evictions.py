@@ -92,6 +92,7 @@ def wanted(pieces: PieceCache) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("place", ["claim", "publish", "join", "ask"])
 @pytest.mark.parametrize("number", [1, 2, 5, 40])
+@pytest.mark.sample(2)
 def test_a_reset_at_any_moment_spares_the_next_job(
     pieces: PieceCache, wanted: list[np.ndarray], monkeypatch: pytest.MonkeyPatch, place: str, number: int
 ) -> None:

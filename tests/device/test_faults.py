@@ -123,6 +123,7 @@ def test_a_program_leaves_its_last_error_for_monitors(
 
 @pytest.mark.parametrize(("fault", "kind", "code", "action"), CASES)
 @pytest.mark.parametrize("count", [1, 8])
+@pytest.mark.sample(2)
 def test_every_instance_gets_the_same_error_soon(
     pieces: PieceCache,
     fault: str,

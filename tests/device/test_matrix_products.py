@@ -414,6 +414,7 @@ def trained(executable: Executable, factor: int, pieces: PieceCache) -> tuple[by
 @pytest.mark.parametrize(
     ("replicas", "factor", "placed"), [(8, 1, True), (8, 2, False), (4, 1, True), (4, 2, False)]
 )
+@pytest.mark.sample(2)
 def test_gradients_are_written_where_they_are_read(
     replicas: int, factor: int, placed: bool, pieces: PieceCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,11 +17,16 @@ from podrun.core.names import ROUNDING
 from podrun.device.xla import convolutions
 from podrun.device.xla.pieces import COMPILER_OPTIONS
 from podrun.device.xla.roundings import ROUNDING_TARGET, rewrite_roundings
+from tests.quick_programs import (
+    programs_of_machines_compile_quickly as programs_of_machines_compile_quickly,
+)
 
 native: Any = importlib.import_module("podrun.device.xla._onednn") if convolutions.available() else None
 pytestmark = pytest.mark.skipif(native is None, reason="podrun's C module is not built")
 LARGE = 150_000
 """More elements than one part of a call has."""
+AS_FOR_USERS = dict(COMPILER_OPTIONS)
+"""Options of pieces, where quick ones would not join a product and a sum."""
 FloatArray = np.ndarray[Any, np.dtype[np.float32]]
 
 
@@ -43,13 +48,13 @@ def states(*shape: int) -> Any:
 
 
 def computing(
-    function: Callable[..., Any], *operands: Any, by_native: bool
+    function: Callable[..., Any], *operands: Any, by_native: bool, options: dict[str, Any] = COMPILER_OPTIONS
 ) -> tuple[Callable[[], np.ndarray[Any, Any]], str]:
     """What computes the bits of a function's result, and its program after rewriting."""
     lowered = jax.jit(lambda *values: function(*values)).lower(*operands)
     count = rewrite_roundings(lowered, lambda: by_native)
     assert count == (by_native and 1)
-    compiled: Any = lowered.compile(compiler_options=dict(COMPILER_OPTIONS))  # type: ignore[arg-type]
+    compiled: Any = lowered.compile(compiler_options=dict(options))
 
     def bits() -> np.ndarray[Any, Any]:
         result = np.asarray(compiled(*operands))
@@ -59,10 +64,10 @@ def computing(
 
 
 def computed(
-    function: Callable[..., Any], *operands: Any, by_native: bool
+    function: Callable[..., Any], *operands: Any, by_native: bool, options: dict[str, Any] = COMPILER_OPTIONS
 ) -> tuple[np.ndarray[Any, Any], str]:
     """The bits of a function's result and its program after rewriting."""
-    bits, text = computing(function, *operands, by_native=by_native)
+    bits, text = computing(function, *operands, by_native=by_native, options=options)
     return bits(), text
 
 
@@ -277,8 +282,8 @@ def test_other_operations_beside_a_rounding_stay(case: str) -> None:
     def by_state(state: Any, *values: Any) -> Any:
         return UNTOUCHED[case](lambda value: grid_rounding.on_grid(value, state), *values)
 
-    bits, _ = computed(by_state, states(), *WHOLE, by_native=True)
-    right, _ = computed(by_state, states(), *WHOLE, by_native=False)
+    bits, _ = computed(by_state, states(), *WHOLE, by_native=True, options=AS_FOR_USERS)
+    right, _ = computed(by_state, states(), *WHOLE, by_native=False, options=AS_FOR_USERS)
     np.testing.assert_array_equal(bits.view(np.float32), right.view(np.float32))
 
 
@@ -299,9 +304,9 @@ def test_a_sum_of_a_product_that_is_moved_stays_with_xla(moved: Callable[..., An
     def by_state(state: Any, a: Any, b: Any) -> Any:
         return grid_rounding.on_grid(moved(a * b, a) - b, state)
 
-    bits, text = computed(by_state, states(), *WHOLE, by_native=True)
+    bits, text = computed(by_state, states(), *WHOLE, by_native=True, options=AS_FOR_USERS)
     assert "stablehlo.subtract" in text
-    right, _ = computed(by_state, states(), *WHOLE, by_native=False)
+    right, _ = computed(by_state, states(), *WHOLE, by_native=False, options=AS_FOR_USERS)
     np.testing.assert_array_equal(bits.view(np.float32), right.view(np.float32))
 
 

@@ -109,6 +109,7 @@ def test_only_gathers_at_the_end_of_the_one_list_close_it() -> None:
 
 @pytest.mark.parametrize("by_one", [False, True])
 @pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.sample(2)
 def test_who_reduces_and_updates_changes_no_bit(
     pieces: PieceCache, monkeypatch: pytest.MonkeyPatch, by_one: bool, count: int
 ) -> None:

@@ -75,6 +75,7 @@ def convolution() -> Computation:
 
 
 @pytest.mark.parametrize("gone", ["", "jaxlib.mlir.ir.InsertionPoint"])
+@pytest.mark.sample(2)
 def test_an_unknown_jaxlib_says_once_that_convolutions_are_slower(
     gone: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
