@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
-
 from tests.conftest import ROOT, Commands
 
-QUICK = ("resume.py",)
 PROGRAMS = sorted(path.name for path in (ROOT / "examples" / "poptorch").glob("*.py"))
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")]
 
 
-@pytest.mark.parametrize(
-    "name", [p if p in QUICK else pytest.param(p, marks=pytest.mark.slow) for p in PROGRAMS]
-)
+@pytest.mark.slow  # By default the checkpoints of `executor/test_poptorch_checkpoints.py` resume training here.
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_a_users_program_runs_unmodified(commands: Commands, tmp_path: Path, name: str) -> None:
     program = ROOT / "examples" / "poptorch" / name
     done = commands.run(sys.executable, "-m", "podrun.compat", program, timeout=240, cwd=tmp_path)

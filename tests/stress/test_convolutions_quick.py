@@ -18,8 +18,9 @@ from tests.stress.convolutions import Verdict, started, verdict
 SEED, FIRST = 26, 6
 
 
+@pytest.mark.slow  # By default `tests/device/test_convolutions.py` compares such calls with float64 and with XLA.
 @pytest.mark.system
-@pytest.mark.parametrize(("first", "count"), [(FIRST + 2, 2), pytest.param(FIRST, 4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("first", "count"), [(FIRST + 2, 2), (FIRST, 4)])
 def test_some_cases_are_right(first: int, count: int) -> None:
     """One and two threads, machines side by side in a process and in several, forward and training."""
     chosen = [case(SEED, first + k) for k in range(count)]

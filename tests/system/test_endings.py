@@ -41,7 +41,7 @@ def detached(pod: Commands) -> bool:
         ("raise-before", 1, "ValueError: ends raise-before"),
         pytest.param("exit-before", 9, "instance 1 ended with exit code 9", marks=pytest.mark.slow),
         pytest.param("raise-during", 1, "ValueError: ends raise-during", marks=pytest.mark.slow),
-        ("kill-during", 137, "instance 1 ended with signal SIGKILL"),
+        pytest.param("kill-during", 137, "instance 1 ended with signal SIGKILL", marks=pytest.mark.slow),
         pytest.param("exit-after", 9, "instance 1 ended with exit code 9", marks=pytest.mark.slow),
     ],
 )
@@ -54,6 +54,7 @@ def test_scripts_that_end_badly(pod: Commands, how: str, code: int, said: str) -
     wait_until(lambda: detached(pod), 60, "the machines notice that the processes are gone")
 
 
+@pytest.mark.slow  # By default `podrun stop` ends such a launch (`test_running_launch.py`).
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_while_stepping(pod: Commands, number: signal.Signals, code: int) -> None:
     process = pod.start(*RUN, SMALL, "1000000")
@@ -121,22 +122,27 @@ def test_a_server_that_is_named_must_answer(commands: Commands) -> None:
     assert "no V-IPU server answers at 127.0.0.1:1" in done.stderr
 
 
-def test_cold_run_under_nohup_seen_by_the_monitor_and_everything_is_gone(commands: Commands) -> None:
+def test_cold_run_under_nohup_seen_by_the_monitor_and_everything_is_gone(
+    commands: Commands, tmp_path: Path
+) -> None:
     """A terminal that closes sends SIGHUP to all its processes: under nohup the run goes on, with everything that it
     started.
     """
-    process = commands.start("nohup", "podrun", "--num-replicas=4", SMALL, "3000")
+    enough = tmp_path / "enough"
+    process = commands.start("nohup", "podrun", "--num-replicas=4", SMALL, "1000000", f"until:{enough}")
     until_stepping(process)
     for pid in {process.pid, *commands.processes()}:
         os.kill(pid, signal.SIGHUP)
     seen = commands.run("gc-monitor", "--json")
+    enough.touch()
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     assert seen.returncode == 0, seen.stderr
     assert seen.stdout.count('"PID"') == 4
-    assert tagged(out, 0)[-1] == "done"
+    steps, done = tagged(out, 0)[-2:]
+    assert done == "done"
     assert "1 machine" in err
-    assert "emulation: 3000 batches" in err
+    assert f"emulation: {steps.removesuffix(' steps')} batches" in err
 
 
 @pytest.mark.slow

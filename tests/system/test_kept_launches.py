@@ -8,6 +8,7 @@ import pytest
 
 from tests.conftest import Commands, script, tagged
 from tests.kept_programs import kept as kept
+from tests.system.conftest import PARTITION
 
 pytestmark = pytest.mark.system
 
@@ -43,7 +44,8 @@ with popdist.popart.getDevice() as device:
     session.weightsFromHost()
     session.setRandomSeed(7)
     anchors = session.initAnchorArrays()
-    data = {x: np.arange(32, dtype=np.float32).reshape(2, 2, 8)}
+    replicas = popdist.getNumLocalReplicas()
+    data = {x: np.arange(16 * replicas, dtype=np.float32).reshape(replicas, 2, 8)}
     for step in range(2):
         session.run(popart.PyStepIO(data, anchors))
     session.updateOptimizerFromHost(popart.SGD({"defaultLearningRate": (0.5, False), "defaultMomentum": (0.5, True)}))
@@ -69,32 +71,23 @@ with popdist.popart.getDevice() as device:
 """
 
 
-def launched(
-    commands: Commands, kept: Path, folder: Path, program: Path
-) -> tuple[list[str], dict[str, bytes]]:
+def launched(pod: Commands, kept: Path, folder: Path, program: Path) -> tuple[list[str], dict[str, bytes]]:
     """What the program said of its modules, and the files that it wrote."""
     folder.mkdir()
     env = {"PODRUN_CACHE_DIR": str(kept), "PODRUN_PLAN_CACHE": str(kept / "plans")}
-    done = commands.run(
-        "podrun",
-        "--num-replicas=2",
-        "--cluster=ipu-m2000",
-        program,
-        folder,
-        env=env,
-    )
+    done = pod.run("podrun", "--num-replicas=16", "--vipu-partition", PARTITION, program, folder, env=env)
     assert done.returncode == 0, done.stdout + done.stderr
     files = {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
     return tagged(done.stdout, 0), files
 
 
-def test_a_second_launch_imports_no_jax(commands: Commands, kept: Path, tmp_path: Path) -> None:
+def test_a_second_launch_imports_no_jax(pod: Commands, kept: Path, tmp_path: Path) -> None:
     program = script(tmp_path, PROGRAM)
-    said, files = launched(commands, kept, tmp_path / "one", program)
+    said, files = launched(pod, kept, tmp_path / "one", program)
     assert said == [
         f"{when}: jax jaxlib podrun.runtime.discovery" for when in ("trained", "reported", "inferred")
     ]
-    said, again = launched(commands, kept, tmp_path / "two", program)
+    said, again = launched(pod, kept, tmp_path / "two", program)
     assert said == ["trained:", "reported:", "inferred:"]
     assert files == again
     assert {"model.onnx", "report"} < files.keys()

@@ -36,7 +36,7 @@ class Launch:
 @contextlib.contextmanager
 def _steps(server: Commands) -> Iterator[subprocess.Popen[str]]:
     with nothing_left(server):
-        process = server.start(*RUN, SMALL, "1000000")
+        process = server.start(*RUN, SMALL, "1000000", f"until:{server.home / 'never'}")
         try:
             until_stepping(process)
             yield process

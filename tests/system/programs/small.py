@@ -3,7 +3,8 @@
 Prints what it reaches. On an error of the system it prints step, class, recovery action and how long the
 step took.
 HOW says how it is to end on its own: ``exit-before``, ``raise-before``, ``kill-during``, ``raise-during``,
-``exit-after``: before, during or after it is attached.
+``exit-after``: before, during or after it is attached. ``until:FILE``: once there is such a file, with the number of
+its steps; until then it pauses after each step, so that what others do meanwhile has the processor.
 """
 
 import os
@@ -18,6 +19,7 @@ import popdist.popart
 
 STEPS = int(sys.argv[1]) if len(sys.argv) > 1 else 30
 HOW = sys.argv[2] if len(sys.argv) > 2 else ""
+PAUSE_SECONDS = 0.02
 
 
 def build():
@@ -70,6 +72,11 @@ def main():
             if step == 3:
                 print("stepping", flush=True)
                 end("during")
+            if HOW.startswith("until:"):
+                time.sleep(PAUSE_SECONDS)
+                if os.path.exists(HOW.removeprefix("until:")):
+                    print(f"{step + 1} steps", flush=True)
+                    break
     end("after")
     print("done", flush=True)
 
