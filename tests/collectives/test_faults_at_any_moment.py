@@ -48,7 +48,7 @@ def _strike(names: str, strike: Strike, seed: int) -> None:
 
 
 @pytest.mark.system
-@settings(max_examples=5)
+@settings(max_examples=3)
 @given(st.sampled_from(LAYOUTS), strikes, st.integers(0, 1000))
 def test_a_rank_struck_at_any_moment(names: str, strike: Strike, seed: int) -> None:
     _strike(names, strike, seed)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -19,6 +17,7 @@ from podrun.core import executable_file
 from podrun.core.executable import Computation
 from podrun.device.xla import clients
 from podrun.device.xla.pieces import Piece, PieceCache
+from tests.copies import run_copied
 
 LARGE, SMALL = 1024, 64
 
@@ -161,13 +160,8 @@ def test_bits_do_not_depend_on_the_cores_of_a_host():
     """XLA's clients start once a process, so another number of cores takes another process."""
     core = min(os.sched_getaffinity(0))
     command = f"import os; os.sched_setaffinity(0, [{core}]); from tests.device import test_clients as t"
-    alone = subprocess.run(
-        [sys.executable, "-c", f"{command}; print(t._digest())"],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
-    )
+    alone = run_copied(f"{command}; print(t._digest())")
+    assert alone.returncode == 0, alone.stderr
     assert alone.stdout.strip() == _digest()
 
 

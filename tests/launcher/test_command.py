@@ -13,10 +13,12 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import BIN, Commands, marked_processes, script, tagged, wait_until
+from tests.copies import run_copied
 
 pytestmark = pytest.mark.system
 
 OFFLINE = ("podrun", "--offline-mode=yes")
+PODRUN = "import sys; from podrun.commands import podrun; sys.argv[0] = 'podrun'; sys.exit(podrun())"
 WAITING = """
 import os, sys, time
 print("here", flush=True)
@@ -133,7 +135,7 @@ def test_podrun_ends_with_the_exit_code_of_the_program(
 def test_wrong_command_lines_are_refused_with_a_hint(
     commands: Commands, words: tuple[str, ...], message: str, hint: str
 ) -> None:
-    done = commands.run("podrun", *words)
+    done = run_copied(PODRUN, words, env=commands.environment(), cwd=commands.home)
     assert done.returncode == 2, done.stderr
     assert done.stderr.startswith("podrun: error: ")
     assert message in done.stderr
