@@ -49,6 +49,7 @@ def test_bytes_do_not_depend_on_process_folder_or_hash_seed(tmp_path: Path) -> N
     assert len(found) == 1
 
 
+@pytest.mark.slow
 def test_bytes_of_a_small_program_do_not_depend_on_the_process() -> None:
     root = Path(__file__).resolve().parents[2]
     script = (

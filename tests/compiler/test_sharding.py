@@ -165,6 +165,7 @@ def test_pipelined_equals_sequential_to_the_bit(
     ("accumulation", "places"), [slow((1, [0, 1, 2, 3])), (7, [0, 1, 2, 3]), (5, [0, 1, 0])]
 )
 @pytest.mark.sample(2)
+@pytest.mark.slow
 def test_interleaved_equals_grouped_to_the_bit(accumulation: int, places: list[int]) -> None:
     more: dict[str, Any] = {"accumulation_factor": accumulation, "pipelined": True, "anchors": ANCHORS}
     reduction = Reduction.MEAN if accumulation == 7 else Reduction.SUM
@@ -281,6 +282,7 @@ def test_stages_need_not_be_named_for_the_same_bits() -> None:
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.sample(2)
 def test_sharded_work_is_the_pipelined_work(replicas: int) -> None:
     """Equation for equation: a running mean reads its accumulator with the backward work, where XLA fuses both."""
     options: dict[str, Any] = {"accumulation_factor": 5, "reduction": Reduction.MEAN, "replicas": replicas}
@@ -419,6 +421,7 @@ def test_replicas_over_several_machines_give_the_same_bits(options: dict[str, An
             np.testing.assert_array_equal(other.read_variable(name), pod.read_variable(name), err_msg=name)
 
 
+@pytest.mark.slow
 def test_replicas_over_two_or_four_machines_give_the_bits_of_one() -> None:
     """The least of the many cases above: two other layouts, one micro-batch, no pipeline."""
     options: dict[str, Any] = {

@@ -164,6 +164,7 @@ def check_update(
 
 
 @pytest.mark.parametrize("update", [descent, scheduled, momentum, adam])
+@pytest.mark.sample(2)
 def test_machines_update_slices(update: Update) -> None:
     program = step(update)
     executable, x = compile_program(program), inputs_for(program, 3)

@@ -15,8 +15,10 @@ import argparse
 import collections
 import functools
 import glob
+import importlib
 import json
 import os
+import pkgutil
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +29,7 @@ from unittest import mock
 
 import numpy as np
 import onnx
+from onnx.backend.test.case import node as node_cases
 from onnx.backend.test.case.test_case import TestCase
 from onnx.backend.test.loader import load_model_tests
 from onnx.backend.test.runner import Runner
@@ -71,6 +74,20 @@ def reason_of(outcome: Outcome) -> str:
 def cases(kinds: tuple[str, ...] = KINDS) -> tuple[TestCase, ...]:
     """All cases of the given kinds, in order."""
     return tuple(case for kind in kinds for case in _of_kind(kind))
+
+
+def some_node_cases(every: int) -> tuple[TestCase, ...]:
+    """The cases of every so-many-th file of operators: making those of all takes most of the time. Where all are made
+    already, every so-many-th case."""
+    modules = sorted(
+        module.name for module in pkgutil.iter_modules(node_cases.__path__, node_cases.__name__ + ".")
+    )
+    with warnings.catch_warnings(), mock.patch.object(op_pool_common, "pool", quick_pool):
+        warnings.simplefilter("ignore")
+        before = len(node_cases._NodeTestCases)
+        for name in modules[::every]:
+            importlib.import_module(name)
+    return tuple(node_cases._NodeTestCases[before:]) or tuple(node_cases._NodeTestCases[::every])
 
 
 @functools.cache

@@ -227,7 +227,7 @@ def _session(shares: Sequence[int], accumulation: int, recompute: bool) -> Any:
 def test_it_holds_what_the_compiler_says_a_training_program_holds(
     ipus: int, accumulation: int, recompute: bool
 ) -> None:
-    layers = 16
+    layers = 8
     layout = ProgramLayout(256, accumulation, ipus, recompute, "adam", partials_type="float32")
     traced = trace_model(_perceptron(256, layers), GC200, layout, train=True)
     found = estimate(traced, system("ipu-m2000"), layout, train=True)

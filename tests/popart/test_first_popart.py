@@ -98,6 +98,7 @@ def test_everything_comes_with_a_star() -> None:
 
 @pytest.mark.parametrize("pool", ["averagepool", "maxpool"])
 @pytest.mark.parametrize(("how", "size"), [("SAME_UPPER", 5), ("SAME_LOWER", 5), ("VALID", 4)])
+@pytest.mark.sample(3)
 def test_pools_take_auto_pad_by_name(pool: str, how: str, size: int) -> None:
     builder = popart.Builder()
     x = builder.addInputTensor(popart.TensorInfo("FLOAT", [1, 1, 5, 5]))

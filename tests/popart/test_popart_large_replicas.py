@@ -54,6 +54,7 @@ def test_sharded_over_four_machines_trains_as_on_one():
     assert_same(*found)
 
 
+@pytest.mark.slow
 def test_inference_over_two_machines():
     found = []
     for places, ipus in (([0, 4, 5, 7], 8), ([0, 1, 2, 3], 4)):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import subprocess
-import sys
 
 import jax.numpy as jnp
 import numpy as np
@@ -99,7 +97,7 @@ def test_compiled_libraries_say_what_to_do(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="nothing"):
         ctypes.CDLL("libnothing.so")
     code = "import podrun.compat.popart, ctypes; ctypes.CDLL('libpoplar.so')"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = run_copied(code)
     assert done.returncode == 2
     assert "register_op" in done.stderr
 

@@ -252,14 +252,23 @@ def test_accessors_give_defaults_and_values_of_single_weights():
 @pytest.mark.parametrize(
     ("optimizer", "states"),
     [
-        (popart.SGD({"defaultMomentum": (0.9, True), "defaultWeightDecay": (0.1, True)}), ["Accl___"]),
+        pytest.param(
+            popart.SGD({"defaultMomentum": (0.9, True), "defaultWeightDecay": (0.1, True)}),
+            ["Accl___"],
+            marks=pytest.mark.slow,
+        ),
         (sgd_of({"mm": 0.9}, False, combined=False), ["Accl1___"]),
         (popart.Adam({}), ["Accl1___", "Accl2___", "Step___"]),
         (popart.Adam({}, mode=popart.AdamMode.Lamb), ["Accl1___", "Accl2___", "Step___"]),
-        (popart.Adaptive({"defaultMomentum": (0.5, True)}), ["Accl1___", "Accl3___"]),
+        pytest.param(
+            popart.Adaptive({"defaultMomentum": (0.5, True)}),
+            ["Accl1___", "Accl3___"],
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["sgd1", "sgd2", "adam", "lamb", "adaptive"],
 )
+@pytest.mark.usefixtures("programs_compile_once")
 @pytest.mark.sample(6)
 def test_training_goes_on_from_a_saved_model_as_if_it_had_not_stopped(device_of, tmp_path, optimizer, states):
     """Two steps, save, load, two steps: the same bits as four steps, weights and state."""

@@ -13,16 +13,19 @@ from tests.popart.popart_sessions import options, replicated
 
 WIDTHS = [512, 512, 512, 512, 16, 16, 16, 16, 16]
 """Three large products before small ones."""
+FEWER = [64, 64, 64, 16, 16]
 AUTO = popart.VirtualGraphMode.Auto
 
 
-def uneven(names: bool = False, places: list[int] | None = None) -> tuple[bytes, str, str, list[str]]:
+def uneven(
+    names: bool = False, places: list[int] | None = None, widths: list[int] = WIDTHS
+) -> tuple[bytes, str, str, list[str]]:
     """A chain of products and ReLUs of very different sizes: model, input, loss, weights."""
     builder = popart.Builder()
-    x = y = builder.addInputTensor("FLOAT", [4, WIDTHS[0]])
+    x = y = builder.addInputTensor("FLOAT", [4, widths[0]])
     random, weights = np.random.default_rng(3), []
     made = []
-    for inner, outer in itertools.pairwise(WIDTHS):
+    for inner, outer in itertools.pairwise(widths):
         start = random.standard_normal((inner, outer)).astype(np.float32) / np.sqrt(inner, dtype=np.float32)
         weights.append(builder.addInitializedInputTensor(start))
         made.append(builder.aiOnnx.matmul([y, weights[-1]], *(["dense"] if names else [])))
@@ -133,7 +136,8 @@ def trained(case, ipus: int, accumulation: int = 3, **values) -> dict[str, np.nd
         made.prepareDevice()
         made.weightsFromHost()
         anchors = made.initAnchorArrays()
-        data = np.random.default_rng(1).standard_normal((2, accumulation, 2, 4, WIDTHS[0])).astype(np.float32)
+        width = made.getInfo(x).shape()[-1]
+        data = np.random.default_rng(1).standard_normal((2, accumulation, 2, 4, width)).astype(np.float32)
         made.run(popart.PyStepIO({x: data}, anchors))
         made.weightsToHost()
         arrays = {name: np.empty(made.getInfo(name).shape(), np.float32) for name in weights}
@@ -141,13 +145,20 @@ def trained(case, ipus: int, accumulation: int = 3, **values) -> dict[str, np.nd
     return {"loss": anchors[loss], **arrays}
 
 
-@pytest.mark.parametrize("ipus", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_numbers_are_those_of_placement_by_hand_and_of_one_ipu(ipus):
-    model, _, loss, _ = uneven()
-    automatic = trained(uneven(), ipus, virtualGraphMode=AUTO)
+@pytest.mark.parametrize(
+    ("ipus", "widths"),
+    [(2, FEWER), *(pytest.param(ipus, WIDTHS, marks=pytest.mark.slow) for ipus in (2, 4))],
+    ids=["2-fewer", "2", "4"],
+)
+def test_numbers_are_those_of_placement_by_hand_and_of_one_ipu(ipus, widths):
+    model, _, loss, _ = uneven(widths=widths)
+    automatic = trained(uneven(widths=widths), ipus, virtualGraphMode=AUTO)
     places = places_of(session(model, loss, ipus, virtualGraphMode=AUTO))
-    by_hand = trained(uneven(places=places), ipus, virtualGraphMode=popart.VirtualGraphMode.Manual)
-    whole = trained(uneven(), 1)
+    assert set(places) == set(range(ipus))
+    by_hand = trained(
+        uneven(places=places, widths=widths), ipus, virtualGraphMode=popart.VirtualGraphMode.Manual
+    )
+    whole = trained(uneven(widths=widths), 1)
     for name, value in by_hand.items():
         np.testing.assert_array_equal(automatic[name], value, err_msg=name)
         np.testing.assert_allclose(automatic[name], whole[name], rtol=2e-6, atol=1e-7, err_msg=name)

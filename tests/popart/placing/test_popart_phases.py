@@ -20,19 +20,19 @@ OFFLINE = {n: popart.DeviceManager().createOfflineIPUDevice({"numIPUs": str(n)})
 class Chain:
     """Layers ``tanh(x @ w)``, the last one added to the first one's result; ``phases[i]`` annotates layer *i*."""
 
-    def __init__(self, phases=(), ipus=(), width=WIDTH):
+    def __init__(self, phases=(), ipus=(), width=WIDTH, layers=LAYERS):
         builder = popart.Builder()
         self.x = y = builder.addInputTensor("FLOAT", [4, width])
         random = np.random.default_rng(0)
         self.weights = []
         first = ""
-        for layer in range(LAYERS):
+        for layer in range(layers):
             start = random.standard_normal((width, width)).astype(np.float32) / 6
             self.weights.append(builder.addInitializedInputTensor(start, f"w{layer}"))
             made = [builder.aiOnnx.matmul([y, self.weights[-1]])]
             made.append(builder.aiOnnx.tanh(made))
             first = first or made[-1]
-            if layer == LAYERS - 1:
+            if layer == layers - 1:
                 made.append(builder.aiOnnx.add([made[-1], first]))
                 self.loss = builder.aiGraphcore.l1loss([made[-1]], 0.1, reduction=popart.ReductionType.Sum)
                 made.append(self.loss)
@@ -146,16 +146,22 @@ def test_phases_with_options_or_devices_that_do_not_fit_are_refused(chain, opts,
         session(chain, opts, ipus)
 
 
-@pytest.mark.parametrize(("replicas", "accumulation"), [(1, 2), pytest.param(2, 3, marks=pytest.mark.slow)])
-def test_numbers_are_those_of_the_same_pieces_without_phases(replicas, accumulation):
+@pytest.mark.parametrize(
+    ("replicas", "accumulation", "layers"),
+    [
+        (1, 2, 3),
+        pytest.param(1, 2, LAYERS, marks=pytest.mark.slow),
+        pytest.param(2, 3, LAYERS, marks=pytest.mark.slow),
+    ],
+)
+def test_numbers_are_those_of_the_same_pieces_without_phases(replicas, accumulation, layers):
     """To the bit against pipeline stages of the same operators (run in sequence); to rounding against one IPU."""
     everything = ("weight", "optimizerState", "accumulator", "activation")
-    two = train(Chain(phases=range(LAYERS)), phased(LAYERS, 2, replicas, accumulation), 2)
-    streamed = train(
-        Chain(phases=range(LAYERS)), off_chip(phased(LAYERS, 2, replicas, accumulation), *everything), 2
-    )
-    one = train(Chain(phases=range(LAYERS)), phased(LAYERS, 1, replicas, accumulation), 1)
-    plain = train(Chain(), replicated(replicas, accumulation), 1)
+    chain = Chain(phases=range(layers), layers=layers)
+    two = train(chain, phased(layers, 2, replicas, accumulation), 2)
+    streamed = train(chain, off_chip(phased(layers, 2, replicas, accumulation), *everything), 2)
+    one = train(chain, phased(layers, 1, replicas, accumulation), 1)
+    plain = train(Chain(layers=layers), replicated(replicas, accumulation), 1)
     for name, value in two.items():
         np.testing.assert_array_equal(one[name], value, err_msg=name)
         np.testing.assert_array_equal(streamed[name], value, err_msg=name)
@@ -187,8 +193,8 @@ def test_one_phase_is_no_phase(phases, caplog):
         session(Chain(ipus=placed[:4]), phased(phases), 2)
 
 
-def streaming(opts, ipus, width=WIDTH):
-    made = session(Chain(phases=range(LAYERS), width=width), opts, ipus)
+def streaming(opts, ipus, width=WIDTH, layers=LAYERS):
+    made = session(Chain(phases=range(layers), width=width, layers=layers), opts, ipus)
     made.prepareDevice()
     return made.parts.program.executable.tile_report["step"]["seconds_by_cause"].get("streaming", 0.0)
 
@@ -205,20 +211,20 @@ def test_what_streams_is_counted():
 
 
 def test_preloading_hides_streams_behind_compute():
-    width = 256
-    preload = off_chip(phased(LAYERS), "weight", "activation")
-    on_demand = off_chip(phased(LAYERS), "weight", "activation")
+    width, layers = 256, 4
+    preload = off_chip(phased(layers), "weight", "activation")
+    on_demand = off_chip(phased(layers), "weight", "activation")
     on_demand.executionPhaseSettings.weightIOSchedule = popart.ExecutionPhaseIOSchedule.OnDemand
-    assert 0 < streaming(preload, 2, width) < streaming(on_demand, 2, width)
+    assert 0 < streaming(preload, 2, width, layers) < streaming(on_demand, 2, width, layers)
 
 
 def test_the_schedule_batches_what_updates_need():
     """Batch: all weights' state at once, while the other IPU updates; Interleaving: one weight's after another."""
-    found = {}
+    found, layers = {}, 4
     for schedule in ("Interleaving", "Batch"):
-        opts = off_chip(phased(LAYERS), "optimizerState")
+        opts = off_chip(phased(layers), "optimizerState")
         opts.executionPhaseSettings.schedule = getattr(popart.ExecutionPhaseSchedule, schedule)
-        made = session(Chain(phases=range(LAYERS), width=128), opts, 2, popart.Adam({}))
+        made = session(Chain(phases=range(layers), width=128, layers=layers), opts, 2, popart.Adam({}))
         made.prepareDevice()
         report = made.parts.program.executable.tile_report
         held = sum(ipu["memory"]["not_always_live_peak_bytes"] for ipu in report["ipus"])

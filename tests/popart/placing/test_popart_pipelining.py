@@ -135,6 +135,7 @@ def test_the_batches_of_an_inference_step_are_in_the_pipeline_together():
     assert fast < 0.5 * slow
 
 
+@pytest.mark.slow
 def test_final_anchors_of_a_pipelined_inference():
     chain = Chain([0, 1])
     kinds = {chain.hidden[1]: popart.AnchorReturnType("Final")}
@@ -218,6 +219,7 @@ def in_flight(x, stages, rate):
     [popart.Adam({}), pytest.param(popart.SGD({"defaultMomentum": (0.9, True)}), marks=pytest.mark.slow)],
     ids=["adam", "sgd"],
 )
+@pytest.mark.slow
 def test_updates_in_flight_are_the_same_for_any_number_of_machines(optimizer):
     """Four replicas of two IPUs on two machines against the same data on one replica, by the sum of gradients."""
     chain = Chain([0, 1])
@@ -296,14 +298,18 @@ def test_a_place_of_minus_one_counts_as_none(scope, refusal):
 
 def test_consecutive_stages_on_one_ipu_are_one_stage():
     """Three stages would need a depth of 5; the first two are one."""
+    made = session(Chain([0, 0, 1]), ipus=2, **accumulating(3))
+    made.prepareDevice()
+    assert made.parts.program.executable.tile_report["pipeline"]["stages"] == 2
+
+
+@pytest.mark.slow
+def test_consecutive_stages_on_one_ipu_train_as_without_stages():
     chain = Chain([0, 0, 1])
     found = train(chain, pipelined(**accumulating(3)), 1, 2)
     sharded = train(chain, options(virtualGraphMode=MANUAL, **accumulating(3)), 1, 2)
     for name, value in sharded[1].items():
         np.testing.assert_array_equal(found[1][name], value)
-    made = session(chain, ipus=2, **accumulating(3))
-    made.prepareDevice()
-    assert made.parts.program.executable.tile_report["pipeline"]["stages"] == 2
 
 
 @pytest.mark.parametrize("accumulation", [1, 3])
@@ -396,6 +402,7 @@ def test_recomputation_for_several_stages_of_an_ipu_is_refused(skip, operator):
     assert session(model, ipus=2, **accumulating(5))
 
 
+@pytest.mark.slow
 def test_stages_of_one_ipu_update_their_weights_in_turn():
     """Without accumulation; against NumPy as above, where stages know no IPUs."""
     chain, batches = Chain([0, 1, 0]), 7

@@ -27,33 +27,31 @@ LAYOUTS = [
 
 
 @pytest.mark.parametrize(("batches", "accumulation", "replicas"), LAYOUTS)
+@pytest.mark.parametrize("kind", ["All", "Final", "Sum", "EveryN"])
 @pytest.mark.sample(12)
-def test_values_and_shapes_in_training(device_of, batches, accumulation, replicas):
+def test_values_and_shapes_in_training(device_of, batches, accumulation, replicas, kind):
     """y, its gradient and the weight's, against NumPy that follows the weight through the batches."""
     case = linear()
-    kinds = {"All": ("All",), "Final": ("Final",), "Sum": ("Sum",), "EveryN": ("EveryN", batches)}
     x = np.random.default_rng(1).standard_normal((batches, accumulation, replicas, MICRO_BATCH, INPUTS))
     x = x.astype(np.float32)
     ys, dys, dws = _numpy_run(case, x)
-    for name, kind in kinds.items():
-        art = popart.AnchorReturnType(*kind)
-        prefix = popart.reservedGradientPrefix()
-        expected = {case.y: ys, prefix + case.y: dys, prefix + case.w: dws}
-        session = training(
-            case,
-            dict.fromkeys(expected, art),
-            device_of(replicas),
-            batches=batches,
-            opts=replicated(replicas, accumulation),
-        )
-        anchors = session.initAnchorArrays()
-        session.run(popart.PyStepIO({case.x: x}, anchors))
-        for tensor, values in expected.items():
-            wanted = _returned(values, name, batches)
-            leading = [dim for dim in wanted.shape[: wanted.ndim - 2] if dim != 1]
-            assert anchors[tensor].shape == (*leading, *wanted.shape[-2:])
-            np.testing.assert_allclose(anchors[tensor], wanted.reshape(anchors[tensor].shape), 2e-5, 1e-6)
-        session.parts.program.device.detach()
+    art = popart.AnchorReturnType(*(["EveryN", batches] if kind == "EveryN" else [kind]))
+    prefix = popart.reservedGradientPrefix()
+    expected = {case.y: ys, prefix + case.y: dys, prefix + case.w: dws}
+    session = training(
+        case,
+        dict.fromkeys(expected, art),
+        device_of(replicas),
+        batches=batches,
+        opts=replicated(replicas, accumulation),
+    )
+    anchors = session.initAnchorArrays()
+    session.run(popart.PyStepIO({case.x: x}, anchors))
+    for tensor, values in expected.items():
+        wanted = _returned(values, kind, batches)
+        leading = [dim for dim in wanted.shape[: wanted.ndim - 2] if dim != 1]
+        assert anchors[tensor].shape == (*leading, *wanted.shape[-2:])
+        np.testing.assert_allclose(anchors[tensor], wanted.reshape(anchors[tensor].shape), 2e-5, 1e-6)
 
 
 def _numpy_run(case, x):
@@ -281,6 +279,7 @@ def test_accumulators_hold_the_sum_so_far_of_each_replica(device_of, replicas, k
 
 @pytest.mark.parametrize("accumulation", [1, 3])
 @pytest.mark.sample(2)
+@pytest.mark.slow
 def test_the_velocity_of_combined_sgd_leads_from_one_weight_to_the_next(device, accumulation):
     """w[b, last] - rate * Accl[b, last] = w[b + 1]; without accumulation w[b] is the weight after the update of b."""
     case = linear()

@@ -48,6 +48,7 @@ def test_reduced_gradients_are_what_the_update_sees(device_of, replicas, accumul
     np.testing.assert_allclose(found[0], last, rtol=tolerance, atol=tolerance * np.abs(last).max())
 
 
+@pytest.mark.slow
 def test_reduced_gradients_of_each_batch(device_of):
     case = linear()
     name = popart.reservedFinalReducedGradPrefix() + case.w

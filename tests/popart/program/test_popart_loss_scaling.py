@@ -275,6 +275,7 @@ def behind_a_softmax(rule, kind, settings, apart, batches=4):
     return start.astype(np.float64), value.astype(np.float64)
 
 
+@pytest.mark.slow
 def test_behind_a_softmax_a_scale_that_moves_rounds_as_a_fixed_one_with_the_two_apart():
     """The least of the cases below."""
     start, fixed = behind_a_softmax("sgd", "FLOAT16", options(), apart=True, batches=1)

@@ -176,6 +176,7 @@ def test_weights_are_saved_by_groups_and_training_goes_on_from_there(tmp_path: P
     np.testing.assert_array_equal(read(session, case.w, (2, INPUTS, OUTPUTS)), saved[case.w])
 
 
+@pytest.mark.slow
 def test_lamb_takes_the_norm_of_each_group(device_of: Any) -> None:
     case = Grouped(VariableSettings(CommGroup(CommGroupType.Consecutive, 2)), 4)
     lamb = popart.Adam(
@@ -194,6 +195,7 @@ def test_lamb_takes_the_norm_of_each_group(device_of: Any) -> None:
         np.testing.assert_allclose(found[g], read(single, alone.w, (INPUTS, OUTPUTS)), rtol=2e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_momentum_starts_from_each_groups_weights(device_of: Any) -> None:
     case = Grouped(ORTHOGONAL, 4)
     sgd = popart.SGD(
