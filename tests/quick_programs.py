@@ -23,7 +23,7 @@ QUICK: Mapping[str, bool | int] = {
 }
 """Options with which XLA compiles in a third of the time. Without the last two it passes each fusion through MLIR and
 each part of a program through LLVM by itself, which is most of the time."""
-AS_PODRUN_DOES = ("test_optimizers.py", "test_poptorch_checkpoints.py")
+AS_PODRUN_DOES = ("test_optimizers.py", "test_poptorch_checkpoints.py", "test_popart_optimizers.py")
 """Files of those folders, one of each, whose programs are compiled for machines as for users."""
 
 
