@@ -7,10 +7,16 @@ IPUs of one machine; ``one_ipu``: the model whole, on one IPU of a machine. Runs
 whatever else the host does falls on each; figures are medians, ratios those of neighbouring runs. ``stage_ms``: a
 stage's work on one micro-batch, from the run on one machine. Losses and weights are compared to the bit.
 
-``*_cpu_ms``: processor time of the machines for a batch. ``limit_vs_one_machine``: the ratio if all cores of the host
-computed the pipeline's work all the time. One machine overlaps its stages too, on part of a second core.
+``limit_ms``: the products of the pipeline, forward and backward, its sums of gradients and its updates by bare calls of
+the library on all cores (`bare_pipeline`), in the same turns. ``vs_limit``: how many times longer the pipeline takes;
+``limit_vs_one_machine``: how many times longer they take than one machine, below which no pipeline can be. One machine
+computes its products on both of two cores too.
 
-Target: ``pipeline_vs_one_machine``, the larger of the two ratios, at most 1.2 for stages of at least 5 ms.
+``*_cpu_ms``: processor time of the machines, or of the bare calls, for a batch, and ``*_cpu_vs_limit`` over that of the
+bare calls. These hold on a busy host too.
+
+Target: ``pipeline_vs_one_machine``, the larger of the two ratios, at most 1.2 for stages of at least 5 ms. In training
+0.6 was aimed at; where the limit is higher, it is the aim.
 """
 
 from __future__ import annotations
@@ -22,7 +28,7 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +37,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import psutil
+from bare_pipeline import bare_pipelines
 from machines import Machines, machines
 from mlp import Descent
 from short_mode import add_short
@@ -123,7 +130,14 @@ def measure(width: int, count: int, rounds: int, *, training: bool) -> dict[str,
     spread = model([0, 4, 8, 12], 16, width, count, training=training)
     one = model([0, 1, 2, 3], 4, width, count, training=training)
     whole = replace(model([0] * STAGES, 1, width, count, training=training), pipelined=False)
-    with machines(STAGES) as four, machines(1) as single, machines(1) as other:
+    limits: list[tuple[float, float]] = []
+    with (
+        bare_pipelines(STAGES * LAYERS, width, BATCH, count, training=training) as bare,
+        machines(STAGES) as four,
+        machines(1) as single,
+        machines(1) as other,
+    ):
+        bare()
         sides = {
             "pipeline": Side(four, IpuRange(0, 16), spread),
             "one_machine": Side(single, IpuRange(0, 4), one),
@@ -131,8 +145,11 @@ def measure(width: int, count: int, rounds: int, *, training: bool) -> dict[str,
         }
         try:
             for turn in range(rounds):
-                for name in list(sides)[:: 1 if turn % 2 else -1]:
-                    sides[name].step()
+                for name in ["limit", *sides][:: 1 if turn % 2 else -1]:
+                    if name == "limit":
+                        limits.append(bare())
+                    else:
+                        sides[name].step()
             same_losses = np.array_equal(sides["pipeline"].losses, sides["one_machine"].losses)
             weights = sides["pipeline"].weights_now(), sides["one_machine"].weights_now()
             same = same_losses and all(np.array_equal(weights[1][n], w) for n, w in weights[0].items())
@@ -141,17 +158,30 @@ def measure(width: int, count: int, rounds: int, *, training: bool) -> dict[str,
                 side.connection.close()
     if not same:
         sys.exit("the pipeline over 4 machines does not give the bits of one machine")
-    found: dict[str, Any] = {f"{n}_ms": 1e3 * statistics.median(s.seconds) for n, s in sides.items()}
-    for name, side in sides.items():
-        found[f"{name}_cpu_ms"] = 1e3 * statistics.mean(side.processor_seconds)
-    cores = len(os.sched_getaffinity(0))
-    found["limit_vs_one_machine"] = found["pipeline_cpu_ms"] / cores / found["one_machine_ms"]
-    for name in ("one_machine", "one_ipu"):
-        pairs = zip(sides["pipeline"].seconds, sides[name].seconds, strict=True)
-        found[f"vs_{name}"] = statistics.median(ours / theirs for ours, theirs in pairs)
-    found["stage_ms"] = found["one_machine_ms"] / (count * STAGES)
-    found["bits_equal"] = bool(same)
-    return found
+    return figures_of(sides, limits) | {"bits_equal": bool(same), "stage_ms": stage_ms(sides, count)}
+
+
+def figures_of(sides: Mapping[str, Side], limits: Sequence[tuple[float, float]]) -> dict[str, float]:
+    """Medians of times, and of ratios of neighbouring runs. ``limits``: seconds and processor time of bare calls."""
+    seconds = {n: s.seconds for n, s in sides.items()} | {"limit": [taken for taken, _ in limits]}
+    used = {n: s.processor_seconds for n, s in sides.items()} | {"limit": [cpu for _, cpu in limits]}
+    figures = {f"{n}_ms": 1e3 * statistics.median(taken) for n, taken in seconds.items()}
+    figures |= {f"{n}_cpu_ms": 1e3 * statistics.median(cpu) for n, cpu in used.items()}
+
+    def ratio(times: Mapping[str, Sequence[float]], ours: str, theirs: str) -> float:
+        return statistics.median(a / b for a, b in zip(times[ours], times[theirs], strict=True))
+
+    for name in ("one_machine", "one_ipu", "limit"):
+        figures[f"vs_{name}"] = ratio(seconds, "pipeline", name)
+    figures["limit_vs_one_machine"] = ratio(seconds, "limit", "one_machine")
+    for name in ("pipeline", "one_machine"):
+        figures[f"{name}_cpu_vs_limit"] = ratio(used, name, "limit")
+    return figures
+
+
+def stage_ms(sides: Mapping[str, Side], count: int) -> float:
+    """A stage's work on one micro-batch, from the run on one machine."""
+    return 1e3 * statistics.median(sides["one_machine"].seconds) / (count * STAGES)
 
 
 def main() -> None:
@@ -173,14 +203,18 @@ def main() -> None:
             f"{kind}: pipeline over {STAGES} machines {found['pipeline_ms']:.0f} ms, one machine "
             f"{found['one_machine_ms']:.0f} ms, one IPU {found['one_ipu_ms']:.0f} ms a batch; stages of "
             f"{found['stage_ms']:.1f} ms; {found['vs_one_machine']:.2f} times one machine, "
-            f"limit {found['limit_vs_one_machine']:.2f}",
+            f"limit {found['limit_vs_one_machine']:.2f}; {found['vs_limit']:.2f} times the limit of "
+            f"{found['limit_ms']:.0f} ms; processor time {found['pipeline_cpu_ms']:.0f} ms, "
+            f"{found['pipeline_cpu_vs_limit']:.2f} times its",
             flush=True,
         )
         if found["stage_ms"] < LEAST_MS:
             print(f"  stages below {LEAST_MS} ms: raise --width", flush=True)
     worst = max(report[kind]["vs_one_machine"] for kind in ("inference", "training"))
     report["pipeline_vs_one_machine"] = worst
+    report["pipeline_vs_limit"] = report["training"]["vs_limit"]
     print(f"pipeline_vs_one_machine {worst:.2f}, at most {TARGET} wanted")
+    print(f"pipeline_vs_limit {report['pipeline_vs_limit']:.2f}, in training")
     if arguments.json:
         Path(arguments.json).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 

@@ -114,6 +114,7 @@ RATIOS = (
         for name in INFERRED
     ),
     Ratio("pipeline", ("training", "vs_one_machine"), "four-stage pipeline, training", "one machine", 0.6),
+    Ratio("pipeline", ("pipeline_vs_limit",), "the same", "its products by bare calls", 1.1),
     Ratio(
         "data_loader_start",
         ("start_ratio_8",),

@@ -21,7 +21,7 @@ from tests.conftest import ROOT, Commands
 
 FOLDER = ROOT / "benchmarks"
 SOURCES = {path.name: path.read_text(encoding="utf-8") for path in sorted(FOLDER.glob("*.py"))}
-OF_A_FUNCTION = ("bare_step.py",)
+OF_A_FUNCTION = ("bare_step.py", "bare_pipeline.py")
 """Files that are imported, and that a function of theirs starts as a process."""
 SCRIPTS = [
     name
