@@ -285,7 +285,7 @@ def heavy_modules_after(statements: str) -> list[str]:
     """Those of the slow libraries that a new interpreter has imported after some statements."""
     code = (
         f"import sys\n{statements}"
-        "heavy = {'jax', 'jaxlib', 'onnx', 'ray', 'grpc', 'torch', 'numpy'} & set(sys.modules)\n"
+        "heavy = {'jax', 'jaxlib', 'onnx', 'ray', 'grpc', 'torch', 'numpy', 'psutil'} & set(sys.modules)\n"
         "print(*sorted(heavy))"
     )
     run = subprocess.run(

@@ -31,6 +31,7 @@ PODRUN_FAULTS = "PODRUN_FAULTS"
 PODRUN_FIRST_IPU = "PODRUN_FIRST_IPU"
 PODRUN_HOST_COLLECTIVES = "PODRUN_HOST_COLLECTIVES"
 PODRUN_LAUNCH_ID = "PODRUN_LAUNCH_ID"
+PODRUN_MACHINES_PER_PROCESS = "PODRUN_MACHINES_PER_PROCESS"
 PODRUN_MOMENTS = "PODRUN_MOMENTS"
 PODRUN_OFFLINE_MODE = "PODRUN_OFFLINE_MODE"
 PODRUN_OWN_CACHE = "PODRUN_OWN_CACHE"
@@ -84,7 +85,7 @@ VARIABLES: Mapping[str, str] = {
     "PODRUN_HOST_MARK": "Set by `podrun` on remote hosts: marks the processes of one launch, so that all can be ended.",
     "PODRUN_INCIDENTS": "File for incidents of served models, a line of JSON each; `podrun serve --incidents` sets it.",
     PODRUN_LAUNCH_ID: "Set by `podrun`: identifies the launch that a process belongs to.",
-    "PODRUN_MACHINES_PER_PROCESS": "Emulated machines that share one process; by default as many as memory requires.",
+    PODRUN_MACHINES_PER_PROCESS: "Emulated machines that share one process; by default as many as memory requires.",
     PODRUN_MOMENTS: "File to which all processes of a launch add a line for each step of its start, up to the first "
     "batch of each program, with times.",
     PODRUN_OFFLINE_MODE: "Set by `podrun --offline-mode`: 1 lets programs compile without attaching to IPUs.",

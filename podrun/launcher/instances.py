@@ -17,7 +17,6 @@ from podrun.launcher.own_streams import Log
 from podrun.launcher.process import Command, LaunchResources, ProcessRunner
 from podrun.launcher.spec import InstanceSpec, LaunchSpec, PartitionAddress, instance_environment
 from podrun.launcher.supervise import Runner
-from podrun.partition.machines.ray_starts import AUTO
 
 
 @dataclass(slots=True)
@@ -42,6 +41,7 @@ class InstanceStarter:
         if not others:
             return []
         from podrun.launcher.remote import connect_hosts
+        from podrun.partition.machines.ray_starts import AUTO
 
         ray = self.spec.server.ray or AUTO
         return list(

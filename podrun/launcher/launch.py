@@ -34,7 +34,6 @@ from podrun.launcher.status import LaunchStatus
 from podrun.launcher.summary import number_of
 from podrun.launcher.supervise import Interrupted, LaunchOutcome, Stopping, Supervisor
 from podrun.launcher.topology import topology_table
-from podrun.partition.machines.ray_starts import AUTO
 from podrun.record.running_launch import OutputTail
 
 
@@ -230,6 +229,8 @@ class _Launch:
         """Use a Ray cluster if instances run on other hosts."""
         spec = self.current.spec
         if any(not is_this_host(host) for host in spec.layout.hosts) and not spec.server.ray:
+            from podrun.partition.machines.ray_starts import AUTO
+
             server = dataclasses.replace(spec.server, ray=AUTO)
             self.current.spec = dataclasses.replace(spec, server=server)
         if spec.host_subnet:

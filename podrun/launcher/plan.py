@@ -18,6 +18,7 @@ from podrun.core.environment import (
     GCDA_OPTIONS,
     IPUOF_VIPU_API_PARTITION_ID,
     PODRUN_FAULTS,
+    PODRUN_MACHINES_PER_PROCESS,
     PODRUN_TENSORFLOW,
 )
 from podrun.core.errors import UsageError
@@ -35,7 +36,6 @@ from podrun.launcher.spec import (
     ServerSpec,
     own_target_options,
 )
-from podrun.partition.machines.ray_starts import check_form, own_machines_per_process
 
 if TYPE_CHECKING:
     from podrun.faults import FaultSpec
@@ -118,9 +118,13 @@ def _instance(
 
 
 def _server(values: Mapping[str, Any], context: LaunchContext) -> ServerSpec:
-    own_machines_per_process(context.environ)  # Wrong ones are refused before anything starts.
-    if values["ray-address"] is not None:
-        check_form(values["ray-address"])
+    if values["ray-address"] is not None or context.environ.get(PODRUN_MACHINES_PER_PROCESS):
+        from podrun.partition.machines.ray_starts import check_form, own_machines_per_process
+
+        # Wrong ones are refused before anything starts.
+        own_machines_per_process(context.environ)
+        if values["ray-address"] is not None:
+            check_form(values["ray-address"])
     if values["private"] and values["vipu-server-host"] is not None:
         raise UsageError(
             "--private starts a V-IPU server for this run, and --vipu-server-host names one",

@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from podrun.core.access import tls_asked_for
 from podrun.core.cluster import IPUS_PER_MACHINE, Cluster
-from podrun.core.environment import TLS_VARIABLES, environment
+from podrun.core.environment import PODRUN_MACHINES_PER_PROCESS, TLS_VARIABLES, environment
 from podrun.core.quick_dataclass import dataclass
 from podrun.partition.machines.ray_session import RaySession
 from podrun.partition.machines.ray_starts import (
-    PER_PROCESS_VARIABLE,
     Host,
     available_bytes,
     host_of_agents,
@@ -122,7 +121,7 @@ class RayPlaces:
             where = "this host" if len(share) == 1 else "its host"
             log.warning(
                 "%d machines share a process on %s: %d machines in %d processes (%s=1 gives each its own)",
-                *(most_shared, where, len(agents), len(groups), PER_PROCESS_VARIABLE),
+                *(most_shared, where, len(agents), len(groups), PODRUN_MACHINES_PER_PROCESS),
             )
         return groups
 

@@ -23,9 +23,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
-import psutil
-
 from podrun.core.cluster import Cluster
+from podrun.core.environment import PODRUN_MACHINES_PER_PROCESS
 from podrun.core.errors import DeadlineError, PodrunError, ServiceError, UsageError
 from podrun.core.identity import connect_tcp
 from podrun.core.quick_dataclass import dataclass
@@ -201,8 +200,6 @@ MOST_TOGETHER = 32
 """Largest number of machines in a process: each has threads for its server and its sessions."""
 MEMORY_SHARE = 0.5
 """Share of a host's free memory for the processes of machines; the rest is for programs."""
-PER_PROCESS_VARIABLE = "PODRUN_MACHINES_PER_PROCESS"
-"""Environment variable: the user's own number of machines in a process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,12 +229,12 @@ def host_of_agents(cluster: Cluster, hosts: Sequence[Host]) -> dict[str, Host]:
 
 def own_machines_per_process(environ: Mapping[str, str]) -> int | None:
     """The user's number of machines in a process; None if they leave it to podrun. Raises UsageError."""
-    text = environ.get(PER_PROCESS_VARIABLE, "")
+    text = environ.get(PODRUN_MACHINES_PER_PROCESS, "")
     if not text:
         return None
     if not text.isdecimal() or len(text) > 2 or not 1 <= int(text) <= 64:
         raise UsageError(
-            f"{PER_PROCESS_VARIABLE} is {text!r}; it can be 1 to 64", hint="Unset it, or correct it."
+            f"{PODRUN_MACHINES_PER_PROCESS} is {text!r}; it can be 1 to 64", hint="Unset it, or correct it."
         )
     return int(text)
 
@@ -294,6 +291,8 @@ cache in the statistics."""
 
 def available_bytes(root: Path = Path("/")) -> int:
     """Bytes that this process can take before the host swaps. ``root``: the directory of ``proc`` and ``sys``."""
+    import psutil
+
     return min([psutil.virtual_memory().available, *_left(root)])
 
 
