@@ -22,6 +22,7 @@ from podrun.popart.building.schemas import (
     Parameter,
     Unfit,
     onnx_methods,
+    onnx_operator,
     onnx_parameters,
     onnx_value,
 )
@@ -54,6 +55,10 @@ class _OpFamily:
         """Method name -> operator; none unless a family has some."""
         return {}
 
+    def _operator(self, method: str) -> str | None:
+        """The operator of a method; None if there is no such method."""
+        return self._operators().get(method)
+
     def _call(self, method: str, op_type: str, *args: object, **kwargs: object) -> Any:
         """Add a node; returns the name of its output, or the names of several."""
         raise NotImplementedError
@@ -61,13 +66,13 @@ class _OpFamily:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        operators = self._operators()
-        if name not in operators:
-            near = difflib.get_close_matches(name, operators, n=1)
+        op_type = self._operator(name)
+        if op_type is None:
+            near = difflib.get_close_matches(name, self._operators(), n=1)
             guess = f" Did you mean {near[0]!r}?" if near else ""
             raise AttributeError(f"{self._set_name} has no operator {name!r}.{guess}")
-        method = functools.partial(self._call, name, operators[name])
-        method.__doc__ = f"Add a {operators[name]} node ({self._set_name})."
+        method = functools.partial(self._call, name, op_type)
+        method.__doc__ = f"Add a {op_type} node ({self._set_name})."
         return method
 
     def __dir__(self) -> list[str]:
@@ -159,6 +164,9 @@ class AiOnnx(_OpFamily):
 
     def _operators(self) -> Mapping[str, str]:
         return onnx_methods(self.version)
+
+    def _operator(self, method: str) -> str | None:
+        return onnx_operator(method, self.version)
 
     def _call(self, method: str, op_type: str, *args: object, **kwargs: object) -> Any:
         from onnx import defs

@@ -27,6 +27,30 @@ _LOGICAL = {
     "If": "logical_if",
 }
 
+_KNOWN = """
+Abs Acos Acosh Add AffineGrid And ArgMax ArgMin Asin Asinh Atan Atanh Attention AveragePool
+BatchNormalization Bernoulli BitCast BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor BlackmanWindow
+Cast CastLike CausalConvWithState Ceil Celu CenterCropPad Clip Col2Im Compress Concat ConcatFromSequence
+Constant ConstantOfShape Conv ConvInteger ConvTranspose Cos Cosh CumProd CumSum DFT DeformConv
+DepthToSpace DequantizeLinear Det Div Dropout DynamicQuantizeLinear Einsum Elu Equal Erf Exp Expand
+EyeLike Flatten Floor GRU Gather GatherElements GatherND Gelu Gemm GlobalAveragePool GlobalLpPool
+GlobalMaxPool Greater GreaterOrEqual GridSample GroupNormalization HammingWindow HannWindow HardSigmoid
+HardSwish Hardmax Identity If ImageDecoder InstanceNormalization IsInf IsNaN LRN LSTM LayerNormalization
+LeakyRelu Less LessOrEqual LinearAttention Log LogSoftmax Loop LpNormalization LpPool MatMul MatMulInteger
+Max MaxPool MaxRoiPool MaxUnpool Mean MeanVarianceNormalization MelWeightMatrix Min Mish Mod Mul
+Multinomial Neg NegativeLogLikelihoodLoss NonMaxSuppression NonZero Not OneHot Optional OptionalGetElement
+OptionalHasElement Or PRelu Pad Pow QLinearConv QLinearMatMul QuantizeLinear RMSNormalization RNN
+RandomNormal RandomNormalLike RandomUniform RandomUniformLike Range Reciprocal ReduceL1 ReduceL2
+ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare
+RegexFullMatch Relu Reshape Resize ReverseSequence RoiAlign RotaryEmbedding Round STFT Scan Scatter
+ScatterElements ScatterND Selu SequenceAt SequenceConstruct SequenceEmpty SequenceErase SequenceInsert
+SequenceLength SequenceMap Shape Shrink Sigmoid Sign Sin Sinh Size Slice Softmax SoftmaxCrossEntropyLoss
+Softplus Softsign SpaceToDepth Split SplitToSequence Sqrt Squeeze StringConcat StringNormalizer
+StringSplit Sub Sum SwiGLU Swish Tan Tanh TensorScatter TfIdfVectorizer ThresholdedRelu Tile TopK
+Transpose Trilu Unique Unsqueeze Upsample Where Xor
+"""
+"""ONNX's operators up to version 1.23. What has been published does not change."""
+
 _NOT_OFFERED = frozenset(
     [
         "auto_pad",
@@ -57,13 +81,33 @@ class Parameter:
     default: Any
 
 
+def _method(op_type: str) -> str:
+    return _LOGICAL.get(op_type, op_type.lower())
+
+
+_BY_METHOD = {_method(op_type): op_type for op_type in _KNOWN.split()}
+
+
+@functools.cache
+def onnx_operator(method: str, version: int) -> str | None:
+    """The operator of a method at an opset version of ai.onnx; None: there is none. It is looked up by itself if it is
+    known: ONNX takes longer to list the schemas of all operators than to build a small network.
+    """
+    from onnx import defs
+
+    op_type = _BY_METHOD.get(method)
+    if op_type is not None and defs.has(op_type, version, ""):
+        return None if defs.get_schema(op_type, version, "").deprecated else op_type
+    return onnx_methods(version).get(method)
+
+
 @functools.cache
 def onnx_methods(version: int) -> dict[str, str]:
     """Method name -> operator, for the operators that ai.onnx has at an opset version."""
     from onnx import defs
 
     methods = {
-        _LOGICAL.get(schema.name, schema.name.lower()): schema.name
+        _method(schema.name): schema.name
         for schema in defs.get_all_schemas_with_history()
         if schema.domain == "" and schema.since_version <= version
     }

@@ -110,6 +110,36 @@ def test_every_operator_of_every_opset_has_a_signature():
         assert callable(getattr(AiGraphcore(popart.Builder()), method))
 
 
+@pytest.mark.parametrize("known", [True, False], ids=["known", "of a later ONNX"])
+def test_operators_are_the_same_one_by_one_and_all_together(known, monkeypatch):
+    from onnx import defs
+
+    from podrun.popart.building import schemas
+
+    find = schemas.onnx_operator.__wrapped__
+    if not known:
+        monkeypatch.setattr(schemas, "_BY_METHOD", {})
+    versions = range(6, defs.onnx_opset_version() + 1)
+    every = {method for version in versions for method in schemas.onnx_methods(version)} | {"no_such"}
+    for version in versions:
+        methods = schemas.onnx_methods(version)
+        assert {name: find(name, version) for name in every} == {name: methods.get(name) for name in every}
+
+
+def test_a_network_is_built_without_a_list_of_all_operators(monkeypatch):
+    from podrun.popart.building import opsets, schemas
+
+    def listed(version):
+        raise AssertionError("a list of all schemas takes long")
+
+    schemas.onnx_operator.cache_clear()
+    monkeypatch.setattr(schemas, "onnx_methods", listed)
+    monkeypatch.setattr(opsets, "onnx_methods", listed)
+    builder = popart.Builder()
+    x = builder.addInputTensor(popart.TensorInfo("FLOAT", [2, 3]))
+    builder.aiOnnx.logical_not([builder.aiOnnx.isnan([builder.aiOnnx.relu([x])])])
+
+
 @pytest.mark.parametrize(
     ("call", "error", "word"),
     [
