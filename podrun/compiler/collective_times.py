@@ -23,8 +23,8 @@ from podrun.core.executable import TensorSpec, numpy_dtype
 from podrun.core.names import gradient_buffer
 from podrun.core.quick_dataclass import dataclass
 from podrun.costmodel.exchange import all_reduce_seconds, fabric_of
+from podrun.costmodel.settings import Location
 from podrun.costmodel.target import Chip
-from podrun.costmodel.tile_memory import Location
 
 
 def collective_seconds(

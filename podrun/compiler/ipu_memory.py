@@ -22,6 +22,7 @@ from podrun.core.executable import TensorSpec, numpy_dtype
 from podrun.core.names import gradient_buffer
 from podrun.core.quick_dataclass import dataclass
 from podrun.costmodel.equations import merged_code
+from podrun.costmodel.settings import Location
 from podrun.costmodel.target import Chip
 from podrun.costmodel.tile_memory import (
     ACCUMULATORS,
@@ -31,7 +32,6 @@ from podrun.costmodel.tile_memory import (
     STREAMS,
     WEIGHTS,
     Demand,
-    Location,
     section,
 )
 

@@ -14,7 +14,7 @@ from podrun.compiler.ipu_memory import Works, ipu_memory
 from podrun.compiler.program import Locations, Program
 from podrun.core.executable import numpy_dtype
 from podrun.core.quick_dataclass import dataclass
-from podrun.costmodel.recompute import Recompute
+from podrun.costmodel.settings import Location, Recompute
 from podrun.costmodel.target import Chip
 from podrun.costmodel.tile_memory import (
     ACTIVATIONS,
@@ -26,7 +26,6 @@ from podrun.costmodel.tile_memory import (
     TEMPORARY,
     WEIGHTS,
     Demand,
-    Location,
     fits,
 )
 

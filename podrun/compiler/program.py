@@ -16,9 +16,7 @@ from podrun.core.errors import present
 from podrun.core.executable import Reduction, Retrieval, TensorSpec
 from podrun.core.layout import Layout
 from podrun.core.quick_dataclass import dataclass
-from podrun.costmodel.recompute import NOTHING, Recompute
-from podrun.costmodel.schedule import PlanOptions
-from podrun.costmodel.tile_memory import ON_CHIP, Location
+from podrun.costmodel.settings import NOTHING, ON_CHIP, Location, PlanOptions, Recompute
 
 if TYPE_CHECKING:
     import jax

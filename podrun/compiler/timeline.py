@@ -49,8 +49,8 @@ from podrun.core.names import gradient_buffer
 from podrun.core.quick_dataclass import dataclass
 from podrun.costmodel.batch import STREAMING_BYTES_PER_SECOND
 from podrun.costmodel.exchange import transfer_seconds
+from podrun.costmodel.settings import Location
 from podrun.costmodel.target import IPUS_PER_MACHINE, Chip
-from podrun.costmodel.tile_memory import Location
 
 CAUSES = ("compute", "copies", "streaming", "update", "all_reduce", "collectives")
 """What `makespan` tells apart. A program that arranges its transfers has one more, ``host``:

@@ -20,7 +20,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import podrun
 from podrun.core.documents import OthersFileError, parse_json, read_text, write_whole
@@ -28,7 +28,9 @@ from podrun.core.environment import PODRUN_PLAN_CACHE, environment, podrun_cache
 from podrun.core.errors import ConfigError, NotFoundError
 from podrun.core.kept_files import KeptFolder
 from podrun.core.quick_dataclass import dataclass
-from podrun.costmodel.equations import FlatJaxpr
+
+if TYPE_CHECKING:
+    from podrun.costmodel.equations import FlatJaxpr
 
 MOST_BYTES = 256 << 20
 """Size to which the folder is cut back when an entry is written."""
@@ -137,8 +139,6 @@ def _words(value: object) -> Iterator[str]:
         yield f"{type(value).__name__}={value!r}"
     elif isinstance(value, enum.Enum):
         yield f"enum={type(value).__name__}.{value.name}"
-    elif isinstance(value, FlatJaxpr):
-        yield from _flat_words(value)
     elif isinstance(value, Mapping):
         yield f"mapping={len(value)}"
         for name in sorted(value, key=str):
@@ -159,6 +159,9 @@ _NAMED = ("dtype", "ShapeDtypeStruct", "_ScalarMeta", "GatherScatterMode", "Conv
 
 def _other_words(value: object) -> Iterator[str]:
     kind = type(value).__name__
+    if kind == "FlatJaxpr":  # By its name: what makes one need not be imported.
+        yield from _flat_words(cast("FlatJaxpr", value))
+        return
     if hasattr(value, "eqns") or hasattr(value, "jaxpr"):
         yield f"jaxpr={kind}"  # A loop's body: it stands, flat, in the equation's bodies.
         return

@@ -8,9 +8,7 @@ from typing import Any
 from podrun.core.errors import InvalidOptionError
 from podrun.core.quick_dataclass import dataclass
 from podrun.costmodel.equations import Equation
-
-DEFAULT_PROPORTION = 0.6
-"""availableMemoryProportion: share of a tile's memory that one operation may use for temporary data."""
+from podrun.costmodel.settings import DEFAULT_PROPORTION
 
 
 @dataclass(frozen=True, slots=True)

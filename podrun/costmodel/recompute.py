@@ -21,35 +21,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from podrun.core.names import parse_scope, recomputing
-from podrun.core.quick_dataclass import dataclass
 from podrun.costmodel.equations import Equation, FlatJaxpr, needed
 from podrun.costmodel.planners import VIEWS
+from podrun.costmodel.settings import Recompute
 
 IpuOfScope = Callable[[str], int | None]
 """The place (pipeline stage or IPU) that a scope names, None if it names none."""
-
-
-@dataclass(frozen=True, slots=True)
-class Recompute:
-    """Which values are recomputed.
-
-    ``rule``: ``"none"``; ``"standard"``: all but checkpoints chosen so that peak memory is small; ``"pipeline"``:
-    everything in all forward stages but the last; ``"all"``: everything. Whatever the rule, operators whose scope is in
-    ``scopes`` are recomputed, and those in ``kept`` are checkpoints.
-    """
-
-    rule: str = "none"
-    scopes: frozenset[str] = frozenset()
-    kept: frozenset[str] = frozenset()
-    outlined: bool = True
-
-    @property
-    def active(self) -> bool:
-        """True iff anything is recomputed."""
-        return self.rule != "none" or bool(self.scopes)
-
-
-NOTHING = Recompute()
 
 
 def recomputed(flat: FlatJaxpr, what: Recompute, place: IpuOfScope = lambda scope: None) -> FlatJaxpr:

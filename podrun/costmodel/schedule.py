@@ -9,7 +9,6 @@ after a product lasts as long as the tile with most of its outputs.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field, replace
 
@@ -20,39 +19,9 @@ from podrun.costmodel.elementwise import OPS, plan_chain
 from podrun.costmodel.equations import Equation, FlatJaxpr, FlatTensor, Plan
 from podrun.costmodel.matmul import plan_product
 from podrun.costmodel.planners import PLANNERS, PRODUCTS, REDUCTIONS, VIEWS
-from podrun.costmodel.products import DEFAULT_PROPORTION
+from podrun.costmodel.settings import PlanOptions
 from podrun.costmodel.splitting import DependencyGraph, Spot, earliest
 from podrun.costmodel.target import Chip
-
-
-@dataclass(frozen=True, slots=True)
-class PlanOptions:
-    """How to plan: partials type and memory proportion of products.
-
-    ``loop_trips``: turns assumed for a ``while`` loop, whose trip count a trace does not say.
-    ``convolution_partials``: partials type of convolutions, where it is another.
-    """
-
-    partials_type: str = "float32"
-    proportion: float = DEFAULT_PROPORTION
-    loop_trips: int = 1
-    product_type: str | None = None
-    convolution_partials: str | None = None
-    proportions: tuple[tuple[str, float], ...] = ()
-    """Memory proportions of operators' products that have one of their own, by label."""
-
-    def proportion_in(self, scope: str) -> float:
-        """The memory proportion of a product, by the scope that it stands in."""
-        if not self.proportions:
-            return self.proportion
-        own = _by_label(self.proportions)
-        label = parse_scope(scope).within(frozenset(own))
-        return self.proportion if label is None else own[label]
-
-
-@functools.lru_cache(maxsize=64)
-def _by_label(proportions: tuple[tuple[str, float], ...]) -> dict[str, float]:
-    return dict(proportions)
 
 
 @dataclass(frozen=True, slots=True)

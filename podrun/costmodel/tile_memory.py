@@ -36,36 +36,6 @@ LASTING = (WEIGHTS, STATE, ACCUMULATORS, STREAMS, STASH, CONSTANTS, ARGUMENTS)
 ACTIVATIONS, TEMPORARY = "activations", "temporary"
 
 
-@dataclass(frozen=True, slots=True)
-class Location:
-    """Where a kind of variable lives (SessionOptions' tensor location settings).
-
-    ``off_chip``: in streaming memory between uses, if it has at least ``min_off_chip`` elements.
-    ``shards``: replicas among which each variable of at least ``min_sharded`` elements is cut (replicated
-    tensor sharding); 1: each replica has all of it. The two limits are PopART's defaults.
-    """
-
-    off_chip: bool = False
-    shards: int = 1
-    min_off_chip: int = 2
-    min_sharded: int = 8192
-
-    def elements(self, elements: int) -> int:
-        """Elements of a variable that one replica handles."""
-        return -(-elements // self.shards) if self.shards > 1 and elements >= self.min_sharded else elements
-
-    def on_chip(self, elements: int, width: int) -> int:
-        """Bytes that last in the IPU's memory."""
-        return 0 if self.streamed(elements) else width * self.elements(elements)
-
-    def streamed(self, elements: int) -> bool:
-        """True iff it comes from streaming memory for each use."""
-        return self.off_chip and elements >= self.min_off_chip
-
-
-ON_CHIP = Location()
-
-
 def in_flight(stages: int, stage: int) -> int:
     """Micro-batches whose activations stage ``stage`` of ``stages`` keeps in training.
 

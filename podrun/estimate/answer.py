@@ -18,7 +18,7 @@ from podrun.core.program_files import as_program
 from podrun.core.quick_dataclass import dataclass
 from podrun.core.terminal import reporting
 from podrun.costmodel.batch import BatchWork
-from podrun.costmodel.cost import check_planned
+from podrun.costmodel.report_checks import check_planned
 from podrun.costmodel.target import System, system
 from podrun.estimate.layout import ProgramLayout, check_layout
 from podrun.estimate.model import Choices, Estimate, estimate, planned_batch, scan

@@ -29,6 +29,7 @@ from podrun.costmodel.batch import UPDATE_PASSES
 from podrun.costmodel.equations import FlatJaxpr
 from podrun.costmodel.planners import VIEWS
 from podrun.costmodel.products import check_proportion
+from podrun.costmodel.settings import Location
 from podrun.costmodel.target import Chip, System
 from podrun.costmodel.tile_memory import (
     ACCUMULATORS,
@@ -37,7 +38,6 @@ from podrun.costmodel.tile_memory import (
     STREAMS,
     WEIGHTS,
     Demand,
-    Location,
     fits,
     fullest_tile,
     in_flight,

@@ -13,9 +13,9 @@ from podrun.core.quick_dataclass import dataclass
 from podrun.core.terminal import report_step
 from podrun.costmodel.batch import BatchWork, batch_seconds
 from podrun.costmodel.exchange import RELEASE_SECONDS, WAIT_SECONDS
+from podrun.costmodel.settings import Location
 from podrun.costmodel.splitting import cut_chain
 from podrun.costmodel.target import System
-from podrun.costmodel.tile_memory import Location
 from podrun.estimate.layout import STATES, Layer, MemoryModel, ProgramLayout, check_layout
 from podrun.estimate.tracing import FixedBatchError, ModelSource, Traced, trace_model
 

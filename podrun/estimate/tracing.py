@@ -18,8 +18,8 @@ from podrun.costmodel import plan_cache
 from podrun.costmodel.cost import cost_flat
 from podrun.costmodel.equations import FlatJaxpr
 from podrun.costmodel.flatten import flatten_jaxpr
-from podrun.costmodel.recompute import Recompute, recomputed
-from podrun.costmodel.schedule import PlanOptions
+from podrun.costmodel.recompute import recomputed
+from podrun.costmodel.settings import PlanOptions, Recompute
 from podrun.costmodel.target import Chip
 from podrun.estimate.layout import Layer, ProgramLayout, check_counts, layers_of
 from podrun.runtime.digest import GraphDigest

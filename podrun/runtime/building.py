@@ -26,7 +26,7 @@ from podrun.core.errors import UsageError
 from podrun.core.executable import BATCHES_PER_PASS, TensorSpec
 from podrun.core.names import in_float32
 from podrun.core.quick_dataclass import dataclass
-from podrun.costmodel.recompute import NOTHING
+from podrun.costmodel.settings import NOTHING
 from podrun.runtime.derived_anchors import Derived, derived_anchors, program_anchors, returned, update_anchors
 from podrun.runtime.graph import VariableGroups
 from podrun.runtime.loss_scaling import automatic_scaling, returning, scaling_type, widening

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from podrun.compiler.program import Beside, Transfers
 from podrun.compiler.program import PipelineOrder as Order
 from podrun.core.executable import Reduction
-from podrun.costmodel.recompute import Recompute
-from podrun.costmodel.schedule import PlanOptions
+from podrun.costmodel.settings import PlanOptions, Recompute
 from podrun.runtime.graph import Node
 from podrun.runtime.placing import phases_of
 from podrun.runtime.planner_options import CONVOLUTIONS, PRODUCTS, memory_share

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from podrun.core.documents import write_together
 from podrun.core.errors import UsageError
-from podrun.costmodel.cost import bounds_of, check_planned, check_report_fits
+from podrun.costmodel.report_checks import bounds_of, check_planned, check_report_fits
 from podrun.report.engine_options import EngineOptions, engine_options
 from podrun.runtime.device import DeviceKind
 from podrun.runtime.device_program import DeviceProgram

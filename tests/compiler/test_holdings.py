@@ -15,8 +15,8 @@ from podrun.compiler.compile import compile_program
 from podrun.compiler.program import AnchorSpec, InputSpec, Locations, ParameterSpec, Program
 from podrun.core.errors import GraphMemoryAllocationError
 from podrun.core.executable import TensorSpec
-from podrun.costmodel.cost import check_report_fits
-from podrun.costmodel.tile_memory import Location
+from podrun.costmodel.report_checks import check_report_fits
+from podrun.costmodel.settings import Location
 
 from .programs import Adam, mlp
 from .test_sharding import chain

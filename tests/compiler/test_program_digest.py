@@ -22,9 +22,7 @@ from podrun.compiler.program import (
 )
 from podrun.core.errors import InternalError
 from podrun.core.executable import Reduction, Retrieval, TensorSpec
-from podrun.costmodel.recompute import Recompute
-from podrun.costmodel.schedule import PlanOptions
-from podrun.costmodel.tile_memory import Location
+from podrun.costmodel.settings import Location, PlanOptions, Recompute
 
 WEIGHT = ParameterSpec(TensorSpec("w", "float32", (4,)), False)
 MEAN = ParameterSpec(TensorSpec("m", "float32", (4,)), False)

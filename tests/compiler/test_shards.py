@@ -14,8 +14,8 @@ from podrun.compiler.collective_times import Shards, shards_of, update_spec
 from podrun.compiler.compile import compile_program
 from podrun.compiler.program import Locations, Program
 from podrun.costmodel.exchange import fabric_of
+from podrun.costmodel.settings import Location
 from podrun.costmodel.target import chip
-from podrun.costmodel.tile_memory import Location
 from podrun.device.program.buffers import Buffers
 
 from ..collectives.collective_ranks import on_all, ranks

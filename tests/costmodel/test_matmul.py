@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from podrun.core.errors import InvalidOptionError
 from podrun.costmodel.matmul import plan_product
 from podrun.costmodel.products import Product
-from podrun.costmodel.schedule import PlanOptions
+from podrun.costmodel.settings import PlanOptions
 from podrun.costmodel.splits import splits
 from podrun.costmodel.target import BOW, GC2, GC200, Chip
 

@@ -12,9 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podrun.core.errors import GraphMemoryAllocationError
-from podrun.costmodel.cost import check_fits, cost_jaxpr, remedy_hint
+from podrun.costmodel.cost import cost_jaxpr
+from podrun.costmodel.report_checks import check_fits, remedy_hint
+from podrun.costmodel.settings import Location
 from podrun.costmodel.target import CHIPS, GC200, Chip
-from podrun.costmodel.tile_memory import LASTING, Demand, Location, fits, fullest_tile, in_flight, section
+from podrun.costmodel.tile_memory import LASTING, Demand, fits, fullest_tile, in_flight, section
 
 SIZES = st.integers(0, 2**31)
 DEMANDS = st.builds(

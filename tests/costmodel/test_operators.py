@@ -16,7 +16,8 @@ from podrun.costmodel.cost import cost_jaxpr
 from podrun.costmodel.equations import FlatJaxpr
 from podrun.costmodel.flatten import flatten_jaxpr
 from podrun.costmodel.operator_runs import place_of
-from podrun.costmodel.schedule import PlanOptions, make_schedule
+from podrun.costmodel.schedule import make_schedule
+from podrun.costmodel.settings import PlanOptions
 from podrun.costmodel.target import GC200
 from podrun.models.catalogue import Built, finished, lstm_network
 from podrun.models.network import Network

@@ -13,8 +13,9 @@ from podrun.core.names import BACKWARD
 from podrun.costmodel.cost import cost_flat
 from podrun.costmodel.equations import FlatJaxpr
 from podrun.costmodel.flatten import flatten_jaxpr
-from podrun.costmodel.recompute import NOTHING, Recompute, recomputed
+from podrun.costmodel.recompute import recomputed
 from podrun.costmodel.schedule import split_flat
+from podrun.costmodel.settings import NOTHING, Recompute
 from podrun.costmodel.splitting import Spot
 from podrun.costmodel.target import GC200
 

@@ -19,8 +19,7 @@ from podrun.collectives import create, join_group
 from podrun.compiler.compile import compile_program
 from podrun.compiler.program import AnchorSpec, Locations, PipelineOrder, Program
 from podrun.core.executable import Reduction
-from podrun.costmodel.recompute import Recompute
-from podrun.costmodel.tile_memory import ON_CHIP, Location
+from podrun.costmodel.settings import ON_CHIP, Location, Recompute
 from podrun.device import job
 from podrun.device.host.client import InProcessMachines
 from podrun.device.program import program_memory

@@ -15,7 +15,7 @@ from podrun.compiler.compile import compile_program
 from podrun.compiler.program import Locations, PipelineOrder
 from podrun.core import executable_file
 from podrun.core.errors import UsageError
-from podrun.costmodel.tile_memory import Location
+from podrun.costmodel.settings import Location
 from podrun.runtime.building import BuiltModel
 from podrun.runtime.device_program import fingerprint
 from podrun.runtime.graph import Model, Node, OperatorGraph, TensorType

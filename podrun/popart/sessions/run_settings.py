@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from podrun.compiler.program import Locations
 from podrun.core.names import gradient_buffer
-from podrun.costmodel.tile_memory import Location
+from podrun.costmodel.settings import Location
 from podrun.onnx_models.annotations import SOFTMAX_AXIS
 from podrun.popart.options.option_groups import TensorLocation, TensorLocationSettings
 from podrun.popart.values.enums import (

@@ -14,7 +14,7 @@ from typing import Any
 
 from podrun.compiler.program import Locations, PipelineOrder
 from podrun.core.quick_dataclass import dataclass
-from podrun.costmodel.tile_memory import Location
+from podrun.costmodel.settings import Location
 from podrun.poptorch.compile.popart_option_types import WITHOUT_EFFECT, in_type, member_number
 from podrun.poptorch.errors import Error
 from podrun.runtime.environment import cache_directory

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from podrun.compiler.program import Beside, Locations
 from podrun.core.executable import Retrieval
-from podrun.costmodel.tile_memory import Location
+from podrun.costmodel.settings import Location
 from podrun.poptorch.api.enums import MeanReductionStrategy, OutputMode, OverlapMode, ReductionType
 from podrun.poptorch.api.strategies import PHASED, PIPELINED
 from podrun.poptorch.compile.popart_options import cache_folder, with_popart_options
