@@ -20,12 +20,14 @@ import pytest
 from hypothesis import settings
 
 from tests.quick_programs import forget_programs
-from tests.sampling import chosen
+from tests.sampling import ALL_EXAMPLES, chosen
 
 # Hosts that run tests are often busy: how long an example takes says nothing about the code.
-# Examples are the same in every run, so that a failure is a change's.
-settings.register_profile("podrun", deadline=None, derandomize=True)
-settings.load_profile("podrun")
+# Examples are the same in every run, so that a failure is a change's. A quarter of them are tried where slow tests do
+# not run.
+settings.register_profile("all", deadline=None, derandomize=True, max_examples=ALL_EXAMPLES)
+settings.register_profile("few", settings.get_profile("all"), max_examples=ALL_EXAMPLES // 4)
+settings.load_profile("all")
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
@@ -63,6 +65,11 @@ YOUNG_OBJECTS = 20_000
 """Objects that a test makes between two garbage collections; Python's own number is 700."""
 LEAK_SECONDS = 60.0
 """Seconds that a process on its way out may take before it counts as left behind."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose how many examples Hypothesis tries, before modules with tests are imported."""
+    settings.load_profile("few" if "not slow" in config.getoption("markexpr") else "all")
 
 
 @pytest.hookimpl(tryfirst=True)

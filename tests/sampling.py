@@ -9,6 +9,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 
+from hypothesis import settings
+
+ALL_EXAMPLES = 100
+"""Examples that Hypothesis tries for a test that says nothing of them, where slow tests run too."""
 FEW = 4
 """All values of a parameter run if it has so many or fewer, or no more than there are cases to run, and if a value is
 in several cases. A parameter with another value in each case numbers the cases."""
@@ -42,6 +46,11 @@ def chosen(cases: Sequence[Mapping[str, object]], every: int) -> list[int]:
         for counts, column in zip(ran, columns, strict=True):
             counts[column[case]] += 1
     return sorted(picked)
+
+
+def examples(count: int) -> int:
+    """``count`` examples of Hypothesis, fewer where slow tests do not run; to be asked when a module is imported."""
+    return max(1, count * settings().max_examples // ALL_EXAMPLES)
 
 
 def _key(value: object) -> Hashable:

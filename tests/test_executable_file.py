@@ -45,6 +45,7 @@ from podrun.core.executable import (
 )
 from podrun.core.layout import Layout
 from tests.conftest import CHARACTERS
+from tests.sampling import examples
 
 SPEC = TensorSpec("x", "float32", (2, 3))
 EXECUTABLE = Executable(
@@ -179,7 +180,7 @@ def test_round_trip_with_every_instruction() -> None:
     assert executable_file.dumps(again) == DATA
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(executables)
 def test_what_goes_in_comes_out(executable: Executable) -> None:
     data = executable_file.dumps(executable)

@@ -13,6 +13,7 @@ from podrun.partition.state import events as ev
 from podrun.partition.state.allocator import Allocator
 from podrun.partition.state.placement import ipus_of
 from podrun.partition.state.values import PartitionState, Requirements, SyncType
+from tests.sampling import examples
 
 S = PartitionState
 
@@ -344,7 +345,7 @@ class AllocatorMachine(RuleBasedStateMachine):
 
 
 TestAllocatorMachine = AllocatorMachine.TestCase
-TestAllocatorMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestAllocatorMachine.settings = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)
 
 
 def test_of_several_resets_of_one_generation_the_first_counts(pod16: Allocator) -> None:

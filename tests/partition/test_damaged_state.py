@@ -37,6 +37,7 @@ from podrun.partition.state.stored_rows import StateRows
 from podrun.partition.state.stored_state import state_from_rows
 from podrun.partition.state.values import Requirements
 from podrun.protos import vipu_pb2 as messages
+from tests.sampling import examples
 
 from .conftest import Pod
 
@@ -244,7 +245,9 @@ def test_the_state_itself_is_in_order(file: Path) -> None:
     assert not diagnose_rows(POD, rows_at(file)).problems
 
 
-@settings(deadline=None, max_examples=250, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None, max_examples=examples(250), suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(data=st.data())
 def test_odd_values_anywhere(file: Path, data: st.DataObject) -> None:
     rows = rows_at(file)
