@@ -56,8 +56,25 @@ class Cache:
 
 def caches(environ: Mapping[str, str]) -> list[Cache]:
     """The caches of this user, also those that are still empty. Empty if no variable names a directory."""
+    return [
+        Cache(
+            name,
+            meaning,
+            path,
+            tuple(file for file in _files(path) if name != EXECUTABLES or PROGRAM.fullmatch(file.name)),
+        )
+        for name, meaning, path in _places(environ)
+    ]
+
+
+def cache_names(environ: Mapping[str, str]) -> list[str]:
+    """The names of those caches, each once, without a look at their files: there are thousands."""
+    return list(dict.fromkeys(name for name, _, _ in _places(environ)))
+
+
+def _places(environ: Mapping[str, str]) -> Iterator[tuple[str, str, Path]]:
+    """Name, meaning and folder of each cache."""
     base = podrun_cache_directory(environ)
-    present = []
     if base is not None:
         for name, meaning in KINDS.items():
             path = base / name
@@ -65,13 +82,10 @@ def caches(environ: Mapping[str, str]) -> list[Cache]:
                 if named == "off":
                     continue
                 path = Path(named).expanduser()
-            present.append(Cache(name, meaning, path, tuple(_files(path))))
+            yield name, meaning, path
     for variable in VARIABLES:
         if named := environ.get(variable):
-            path = Path(named).expanduser()
-            own = tuple(file for file in _files(path) if PROGRAM.fullmatch(file.name))
-            present.append(Cache(EXECUTABLES, f"compiled programs ({variable})", path, own))
-    return present
+            yield EXECUTABLES, f"compiled programs ({variable})", Path(named).expanduser()
 
 
 def chosen(present: Sequence[Cache], names: Sequence[str]) -> list[Cache]:

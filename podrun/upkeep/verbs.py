@@ -26,13 +26,9 @@ if TYPE_CHECKING:
 
 def _cache_names(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     """For a shell: names of caches."""
-    from podrun.upkeep.cache import caches
+    from podrun.upkeep.cache import cache_names
 
-    return [
-        name
-        for name in dict.fromkeys(one.name for one in caches(environment()))
-        if name.startswith(incomplete)
-    ]
+    return [name for name in cache_names(environment()) if name.startswith(incomplete)]
 
 
 def _launch_names(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
