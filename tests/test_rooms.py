@@ -253,20 +253,49 @@ def test_every_room_is_in_the_table_of_the_design() -> None:
 TEST_TOOLS = ("link_tools", "host_tools", "load_tools", "gc_gwlinkstraffictest")
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        "podrun.launcher.cli, podrun.upkeep.verbs, podrun.upkeep.doctor, podrun.upkeep.running",
-        "podrun.launcher.commands.completion",
-        "podrun.partition.commands.vipu",
-        "podrun.partition.commands.vipu_admin",
-        "podrun.partition.commands.vipu_server",
-        "podrun.monitor.device_tools, podrun.monitor.device_listing",
-        ", ".join(f"podrun.monitor.{name}" for name in TEST_TOOLS),
-    ],
+FAST = (
+    *("podrun.launcher.cli", "podrun.upkeep.verbs", "podrun.upkeep.doctor", "podrun.upkeep.running"),
+    "podrun.launcher.commands.completion",
+    *("podrun.partition.commands.vipu", "podrun.partition.commands.vipu_admin"),
+    "podrun.partition.commands.vipu_server",
+    *("podrun.monitor.device_tools", "podrun.monitor.device_listing"),
+    *(f"podrun.monitor.{name}" for name in TEST_TOOLS),
 )
-def test_fast_commands_import_nothing_heavy(module: str) -> None:
-    assert heavy_modules_after(f"import {module}\n") == []
+"""Modules of commands that start at once. What all of them do not import none of them does."""
+
+
+def test_fast_commands_import_nothing_heavy() -> None:
+    assert heavy_modules_after(f"import {', '.join(FAST)}\n") == []
+
+
+def _imported_at_once(module: str) -> Iterator[str]:
+    """Names that a module's import statements outside of functions may stand for, with the packages above them."""
+    path = PACKAGE.parent.joinpath(*module.split("."))
+    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    waiting = list(syntax_tree(path).body) if path.exists() else []
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from (f"{node.module}.{name.name}" for name in node.names)
+        elif isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            waiting += node.orelse
+        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            waiting += [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt)]
+
+
+def test_a_program_of_poptorch_begins_without_jax() -> None:
+    """As its import statements say. A slow test asks a process."""
+    reached, waiting = set[str](), ["podrun.poptorch", "podrun.compat.__main__"]
+    while waiting:
+        name = waiting.pop()
+        if name not in reached:
+            reached.add(name)
+            waiting += [".".join(name.split(".")[:-1])] if "." in name else []
+            waiting += _imported_at_once(name) if name.startswith("podrun") else []
+    assert {"torch", "podrun.runtime"} <= reached
+    assert not {"jax", "jaxlib", "ray"} & reached
 
 
 def test_planning_a_launch_imports_nothing_heavy() -> None:

@@ -75,11 +75,15 @@ def test_a_program_draws_the_same_numbers_and_forks_in_silence_when_a_session_im
         "import popart\n"
         "builder = popart.Builder()\n"
         "builder.aiOnnx.relu([builder.addInputTensor(popart.TensorInfo('FLOAT', [2]))])\n",
-        "import poptorch, torch\n"
-        "options = poptorch.Options().replicationFactor(2)\n"
-        "model = torch.nn.Sequential(poptorch.BeginBlock(torch.nn.Linear(2, 2), ipu_id=0))\n"
-        "poptorch.trainingModel(model, options, poptorch.optim.SGD(model.parameters(), lr=0.1))\n"
-        "next(iter(poptorch.DataLoader(options, [torch.ones(2)] * 4)))\n",
+        # `tests/test_rooms.py` follows the import statements by default.
+        pytest.param(
+            "import poptorch, torch\n"
+            "options = poptorch.Options().replicationFactor(2)\n"
+            "model = torch.nn.Sequential(poptorch.BeginBlock(torch.nn.Linear(2, 2), ipu_id=0))\n"
+            "poptorch.trainingModel(model, options, poptorch.optim.SGD(model.parameters(), lr=0.1))\n"
+            "next(iter(poptorch.DataLoader(options, [torch.ones(2)] * 4)))\n",
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["popart", "poptorch"],
 )
