@@ -8,7 +8,6 @@ import re
 import runpy
 import shutil
 import subprocess
-import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from podrun.core.errors import ErrorCode, RecoveryAction
 from podrun.launcher.commands.verb_names import VERBS
 from podrun.launcher.options import OPTIONS
 from tests.conftest import ROOT
+from tests.copies import COMPAT, run_copied
 
 GENERATED = {"contributing.md", "changelog.md", "reference/commands.md", "reference/errors.md"}
 
@@ -105,8 +105,8 @@ def test_search_divides_names_into_their_words() -> None:
 @pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_the_first_program_learns_on_any_layout(replicas: int) -> None:
     program = ROOT / "examples" / "first_run" / "train.py"
-    words = [sys.executable, "-m", "podrun.compat", "--num-replicas", str(replicas), str(program)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
+    done = run_copied(COMPAT, ["--num-replicas", str(replicas), str(program)], timeout=120)
+    assert done.returncode == 0, done.stderr
     losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", done.stdout)]
     assert len(losses) == 4
     assert losses[-1] < 0.7 * losses[0], losses
