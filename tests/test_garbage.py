@@ -67,7 +67,7 @@ def way(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
     return str(request.param)
 
 
-@pytest.mark.parametrize("count", [40, pytest.param(2000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [10, *(pytest.param(n, marks=pytest.mark.slow) for n in (40, 2000))])
 def test_garbage_at_every_port_changes_nothing(way: str, count: int) -> None:
     cluster = load_cluster("pod16")
     service = Service(cluster, Store(None, "pod16"), LocalMachinePool(cluster))

@@ -90,7 +90,7 @@ def text_fields(request: Any) -> Iterator[tuple[Any, str]]:
             yield from text_fields(getattr(request, described.name))
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(9)
 @pytest.mark.parametrize("method", sorted(calls()))
 def test_names_of_others_are_to_a_caller_names_of_nothing(
     divided: tuple[Pod, VipuClient], method: str

@@ -147,14 +147,15 @@ def test_malformed_messages_are_refused(raw: Raw, pod16: Pod, method: str, data:
     pod16.service._allocator.validate_state()
 
 
-def test_the_state_holds_together_after_many_clients_at_once(pod16: Pod) -> None:
+@pytest.mark.parametrize("turns", [2, pytest.param(6, marks=pytest.mark.slow)])
+def test_the_state_holds_together_after_many_clients_at_once(pod16: Pod, turns: int) -> None:
     """Create, reset, break and remove from eight connections: refusals are the caller's fault, never the server's."""
     codes: set[grpc.StatusCode] = set()
 
     def pester(index: int) -> None:
         stubs = Raw(pod16.port)
         with stubs.channel:
-            for turn in range(6):
+            for turn in range(turns):
                 name = f"p{(index + turn) % 5}"
                 for method, request in (
                     (stubs.user.CreatePartition, stubs.create(name, size=1 << (turn % 4))),

@@ -10,7 +10,7 @@ from . import real_operations
 from .operations import run
 
 
-@pytest.mark.parametrize(("seed", "count"), [(3, 300), (11, 300)])
+@pytest.mark.parametrize(("seed", "count"), [(3, 300), pytest.param(11, 300, marks=pytest.mark.slow)])
 def test_nothing_is_lost_or_owned_twice(tmp_path: Path, seed: int, count: int) -> None:
     world = run(seed, count, tmp_path)
     assert sum(world.done.values()) == count
