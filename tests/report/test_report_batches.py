@@ -50,7 +50,7 @@ def session_of(*, pipelined: bool, training: bool, accumulation: int = 1) -> pop
     return made
 
 
-@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("training", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_run_and_a_batch_are_the_same_work_pipelined_or_not(training: bool) -> None:
     plain, pipelined = (session_of(pipelined=pipelined, training=training) for pipelined in (False, True))
     for session in (plain, pipelined):
@@ -89,6 +89,7 @@ def test_steps_are_those_of_the_whole_run() -> None:
         steps[len(steps)]
 
 
+@pytest.mark.slow
 def test_an_accumulated_batch_is_one_weight_update() -> None:
     plain, pipelined = (
         session_of(pipelined=pipelined, training=True, accumulation=3) for pipelined in (False, True)

@@ -22,6 +22,7 @@ from tests.runtime.tiny import Descent, Network, TinySession, data
 from tests.runtime.tiny_steps import with_own_step
 
 RATE, ROWS = 0.05, 4
+REPLICATED = RunSettings(replicas=2, local_replicas=2)
 
 
 def samples(seed: int = 0) -> Iterator[Mapping[str, np.ndarray]]:
@@ -56,9 +57,16 @@ def _no_thread_left() -> Iterator[None]:
     assert drawing() == []
 
 
-@pytest.mark.sample(3)
-@pytest.mark.parametrize("own", [False, True])
-@pytest.mark.parametrize("settings", [RunSettings(), RunSettings(replicas=2, local_replicas=2)])
+@pytest.mark.parametrize(
+    ("settings", "own"),
+    [
+        (REPLICATED, True),
+        *(
+            pytest.param(*way, marks=pytest.mark.slow)
+            for way in [(RunSettings(), False), (RunSettings(), True), (REPLICATED, False)]
+        ),
+    ],
+)
 def test_a_loop_is_the_run_of_its_elements(settings: RunSettings, own: bool) -> None:
     iterations = 7
     with session(settings, batches=iterations, own=own) as whole:

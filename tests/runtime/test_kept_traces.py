@@ -77,7 +77,11 @@ def facts_of(model: Lowered) -> tuple[object, ...]:
 
 @pytest.mark.parametrize(
     ("network", "training"),
-    [(Network(), True), (Network(noise=0.1, means=True), True), (Network(stages=2, layers=2), False)],
+    [
+        pytest.param(Network(), True, marks=pytest.mark.slow),
+        (Network(noise=0.1, means=True), True),
+        pytest.param(Network(stages=2, layers=2), False, marks=pytest.mark.slow),
+    ],
     ids=["plain", "random numbers and state", "stages"],
 )
 def test_a_second_session_is_the_first_without_a_trace(

@@ -45,8 +45,10 @@ def reference(network: Network) -> dict[str, np.ndarray]:
     return {"loss": np.array(losses), **values}
 
 
-@pytest.mark.sample(3)
-@pytest.mark.parametrize(("replicas", "stages"), [(1, 1), (2, 1), (8, 1), (1, 4), (2, 2)])
+@pytest.mark.parametrize(
+    ("replicas", "stages"),
+    [(2, 2), *(pytest.param(*way, marks=pytest.mark.slow) for way in [(1, 1), (2, 1), (8, 1), (1, 4)])],
+)
 def test_it_trains_as_numpy_does_and_all_replicas_agree(replicas: int, stages: int) -> None:
     network = Network(rows=SAMPLES // replicas, stages=stages)
     with session(network, replicated(replicas)) as own:

@@ -113,8 +113,10 @@ def test_all_orders_of_a_pipeline_have_the_same_bits() -> None:
         same(first, other)
 
 
-@pytest.mark.sample(3)
-@pytest.mark.parametrize(("replicas", "accumulation"), [(2, 1), (8, 1), (1, 4), (4, 2)])
+@pytest.mark.parametrize(
+    ("replicas", "accumulation"),
+    [(4, 2), *(pytest.param(*way, marks=pytest.mark.slow) for way in [(2, 1), (8, 1), (1, 4)])],
+)
 def test_replicas_and_micro_batches_share_a_batch(replicas: int, accumulation: int) -> None:
     settings = RunSettings(
         replicas=replicas, local_replicas=replicas, accumulates=accumulation > 1, accumulation=accumulation
@@ -131,6 +133,7 @@ def test_replicated_pipelines_that_recompute_agree_to_the_bit() -> None:
     same(split, trained(network, replace(settings, pipelined=True, recomputation=Recomputation.PIPELINE)))
 
 
+@pytest.mark.slow
 def test_running_means_move_with_every_micro_batch_in_a_pipeline_too() -> None:
     network = Network(means=True, stages=2)
     settings = RunSettings(accumulates=True, accumulation=4)
@@ -142,21 +145,25 @@ def test_running_means_move_with_every_micro_batch_in_a_pipeline_too() -> None:
     np.testing.assert_allclose(split["mean"], mean, rtol=1e-5, atol=1e-6)
 
 
-def test_noise_is_each_replicas_and_repeats() -> None:
+@pytest.mark.parametrize("sessions", [1, pytest.param(3, marks=pytest.mark.slow)])
+def test_noise_is_each_replicas_and_repeats(sessions: int) -> None:
     network, settings = Network(noise=0.5, rows=4), RunSettings(replicas=2, local_replicas=2)
     alike = np.tile(data(4)["x"], (2, 1))
 
-    def noisy(seed: int) -> np.ndarray:
+    def noisy(*seeds: int) -> list[np.ndarray]:
+        found = []
         with TinySession(
             network.model(), ["normal_noise"], settings, loss="loss", optimizer=Descent(RATE)
         ) as session:
-            session.parts.random.set_seed(seed)
-            return session.run(x=alike, target=alike)["normal_noise"].reshape(2, 4, WIDTH)
+            for seed in seeds:
+                session.parts.random.set_seed(seed)
+                found.append(session.run(x=alike, target=alike)["normal_noise"].reshape(2, 4, WIDTH))
+        return found
 
-    first = noisy(3)
+    first, again, other = noisy(3, 3, 4) if sessions == 1 else (noisy(seed)[0] for seed in (3, 3, 4))
     assert not np.array_equal(first[0], first[1])
-    np.testing.assert_array_equal(first, noisy(3))
-    assert not np.array_equal(first, noisy(4))
+    np.testing.assert_array_equal(first, again)
+    assert not np.array_equal(first, other)
 
 
 def test_inference_has_neither_noise_nor_gradients() -> None:
@@ -233,6 +240,7 @@ def test_equal_models_have_equal_digests() -> None:
     assert len({first, *map(digest, (Network(rows=4), Network(noise=0.1), Network(stages=2)))}) == 4
 
 
+@pytest.mark.slow
 def test_a_report_names_the_operators() -> None:
     network = Network(stages=2, rows=4)
     settings = network.settings(RunSettings(accumulates=True, accumulation=4, pipelined=True))
