@@ -77,7 +77,7 @@ def configuration(folder: Path) -> dict[str, Any]:
     return told
 
 
-@pytest.mark.parametrize("name", ["bert", "convolutional"])
+@pytest.mark.parametrize("name", [pytest.param("bert", marks=pytest.mark.slow), "convolutional"])
 def test_a_small_model_behind_the_backend_gives_the_numbers_of_onnxruntime(name: str, tmp_path: Path) -> None:
     model = bert(layers=1, hidden=16, heads=2, length=5) if name == "bert" else convolutional()
     write_version(model, tmp_path / name)

@@ -161,7 +161,7 @@ def waits_first_come(servers: int, arrivals: np.ndarray, runs: np.ndarray) -> np
 
 @pytest.mark.parametrize(
     ("servers", "load", "constant", "wait"),
-    [(4, 0.8, False, 0.74554), (4, 0.9, True, 0.99997)],
+    [(4, 0.8, False, 0.74554), pytest.param(4, 0.9, True, 0.99997, marks=pytest.mark.slow)],
 )
 @pytest.mark.parametrize(
     ("count", "tolerance"),

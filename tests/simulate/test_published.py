@@ -56,6 +56,7 @@ def test_the_infinitehbd_replay(
     assert shares.useful + shares.lost + shares.restart + shares.waiting == pytest.approx(1.0, abs=1e-9)
 
 
+@pytest.mark.slow
 def test_airesim_of_14_days() -> None:
     """Published: 644.63 +- 7.15 h of 8 runs; the mean of 40 runs lies within."""
     results = [ServerPool(PoolParameters(work_days=14.0), seed).run() for seed in range(40)]

@@ -30,8 +30,8 @@ def test_constant_runs_wait_as_m_d_c(servers: int, load: float) -> None:
     assert outcome.busy_s / outcome.span_s / servers == pytest.approx(load, rel=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("servers", "load"), [(1, 0.5), (4, 0.7)])
-@pytest.mark.sample(2)
 def test_exponential_runs_wait_as_m_m_c(servers: int, load: float) -> None:
     runs = itertools.cycle(np.random.default_rng(7).standard_exponential(REQUESTS * 2).tolist())
     outcome = open_loop(poisson(servers * load, 3, REQUESTS * 2), ONE, servers, lambda rows: next(runs))

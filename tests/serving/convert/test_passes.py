@@ -88,7 +88,7 @@ FAST = ("untidy", "branching")
 
 
 @pytest.mark.parametrize(
-    "label", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in MODELS]
+    "label", [n if n == "branching" else pytest.param(n, marks=pytest.mark.slow) for n in MODELS]
 )
 def test_passes_keep_the_numbers_of_a_model(label: str, monkeypatch: pytest.MonkeyPatch) -> None:
     logging.getLogger("poprt").setLevel(logging.ERROR)
