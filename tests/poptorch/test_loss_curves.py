@@ -70,6 +70,7 @@ def compare(model: Model, way: str, steps: int = STEPS) -> None:
             torch.testing.assert_close(values[name].detach(), value.detach(), rtol=2e-3, atol=2e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "way"), FAST)
 @pytest.mark.sample(4)
 def test_losses_and_weights_of_some_models_are_torchs(name: str, way: str) -> None:

@@ -49,9 +49,9 @@ def trained_by_torch(
 
 
 @pytest.mark.parametrize(
-    ("accumulation", "replicas", "two_ipus"), [(1, 1, False), (4, 2, False), (4, 1, True)]
+    ("accumulation", "replicas", "two_ipus"),
+    [(1, 1, False), (4, 2, False), pytest.param(4, 1, True, marks=pytest.mark.slow)],
 )
-@pytest.mark.sample(4)
 def test_losses_and_weights_are_torchs(accumulation: int, replicas: int, two_ipus: bool) -> None:
     torch.manual_seed(0)
     model = Classifier(normalised=replicas == 1)

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
 
 from podrun import poptorch  # noqa: E402
 
@@ -21,6 +20,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "poptorch" / "transformers_mo
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["bert", "gpt2", "vit", "t5"])
 def test_a_model_of_transformers_loses_as_in_torch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers")
     monkeypatch.setitem(sys.modules, "poptorch", poptorch)
     spec = importlib.util.spec_from_file_location("transformers_models", EXAMPLE)
     assert spec is not None

@@ -68,7 +68,9 @@ def test_strategies_train_to_the_same_weights(strategy: str) -> None:
     training.destroy()
 
 
-@pytest.mark.parametrize(("accumulation", "enough"), [(4, False), (6, False), (7, True)])
+@pytest.mark.parametrize(
+    ("accumulation", "enough"), [(4, False), (6, False), pytest.param(7, True, marks=pytest.mark.slow)]
+)
 def test_pipelines_need_micro_batches(accumulation: int, enough: bool) -> None:
     options = poptorch.Options().setExecutionStrategy(poptorch.PipelinedExecution("a", "b", "c", "d"))
     options.Training.gradientAccumulation(accumulation)

@@ -143,6 +143,7 @@ CASES: dict[str, tuple[Make, Make]] = {
 QUICK = ("sgd-nesterov-groups", "adamw-groups", "rmsprop-centered")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case", [case if case in QUICK else pytest.param(case, marks=pytest.mark.slow) for case in CASES]
 )
@@ -225,14 +226,18 @@ def test_a_cycle_moves_momentum_and_betas_that_are_variable() -> None:
 @pytest.mark.parametrize(
     ("kind", "ours_alone", "both"),
     [
-        ("SGD", {"loss_scaling": 8.0}, {}),
-        ("SGD", {"loss_scaling": 8.0, "use_combined_accum": True}, {"momentum": 0.9, "weight_decay": 0.01}),
+        pytest.param("SGD", {"loss_scaling": 8.0}, {}, marks=pytest.mark.slow),
+        pytest.param(
+            "SGD",
+            {"loss_scaling": 8.0, "use_combined_accum": True},
+            {"momentum": 0.9, "weight_decay": 0.01},
+            marks=pytest.mark.slow,
+        ),
         pytest.param("SGD", {}, {"momentum": 0.9, "nesterov": True}, marks=pytest.mark.slow),
         pytest.param("Adam", {"loss_scaling": 8.0}, {"weight_decay": 0.01}, marks=pytest.mark.slow),
         ("AdamW", {"loss_scaling": 8.0}, {}),
     ],
 )
-@pytest.mark.sample(3)
 def test_clipping_is_that_of_torch(kind: str, ours_alone: dict[str, Any], both: dict[str, Any]) -> None:
     ours, theirs = getattr(poptorch.optim, kind), getattr(torch.optim, kind)
     compare(

@@ -265,6 +265,7 @@ def test_profiling_writes_a_report(tmp_path: Path) -> None:
     assert "linear:0" in summary
 
 
+@pytest.mark.slow
 def test_half_partials_take_fewer_cycles_and_change_no_number() -> None:
     def run(kind: Any, dtype: Any) -> tuple[int, Any]:
         torch.manual_seed(0)
@@ -426,12 +427,15 @@ def test_waiting_for_ipus_that_others_have(monkeypatch: Any) -> None:
         "device"
     ]  # Two for each attempt: it collects what the program has dropped in between.
     slept: list[float] = []
+    collected: list[None] = []
+    monkeypatch.setattr(devices.gc, "collect", lambda: collected.append(None))
     monkeypatch.setattr(devices, "_acquired", lambda *_: answers.pop(0))
     with pytest.raises(poptorch.Error, match="Failed to acquire 1"):
         devices.acquire(O(), 1, slept.append)
     monkeypatch.setenv("POPTORCH_WAIT_FOR_IPU", "1")
     assert devices.acquire(O(), 1, slept.append) == "device"
     assert slept == [devices.SECONDS_BETWEEN_ATTEMPTS]
+    assert len(collected) == 3
 
 
 def test_a_program_may_ask_for_no_engine(caplog: Any) -> None:

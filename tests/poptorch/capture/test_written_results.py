@@ -136,12 +136,11 @@ def test_a_result_of_another_shape_takes_its_place_with_torchs_warning() -> None
     torch.testing.assert_close(made, expected)
 
 
-@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("bounds", "low", "high", "dtype"),
     [
-        ((), 0, 1 << 24, torch.float32),
-        ((7,), 0, 6, torch.float32),
+        pytest.param((), 0, 1 << 24, torch.float32, marks=pytest.mark.slow),
+        pytest.param((7,), 0, 6, torch.float32, marks=pytest.mark.slow),
         ((-3, 5), -3, 4, torch.float32),
         ((2, 9), 2, 8, torch.int32),
     ],

@@ -44,6 +44,7 @@ class Calls(torch.nn.Module):
         return self.function(*args)
 
 
+@pytest.mark.slow
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", ["SGD", "AdamW"])
 def test_gradients_are_clipped_in_a_pipeline(kind: str) -> None:
@@ -195,6 +196,7 @@ def test_slices_that_do_not_fit_are_refused() -> None:
             poptorch.dynamic_slice(X, dim, torch.tensor(start), size, step)
 
 
+@pytest.mark.slow
 def test_copies_and_files_of_a_wrapped_model_are_plain_and_read_with_torchs_defaults() -> None:
     model = Staged()
     optimizer = poptorch.optim.AdamW(model.parameters(), lr=0.1)

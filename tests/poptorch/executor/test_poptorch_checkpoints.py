@@ -52,16 +52,18 @@ class Training:
         return {n: t.numpy().tobytes() for n, t in (self.model.state_dict() | state).items()}
 
 
-def test_a_model_goes_on_with_the_same_bits(tmp_path: Path) -> None:
-    whole = Training()
-    for _ in range(BATCHES):
-        whole.batch()
+@pytest.mark.parametrize("of_its_own", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_model_goes_on_with_the_same_bits(tmp_path: Path, of_its_own: bool) -> None:
+    """``of_its_own``: what it is compared with has never been saved."""
     first = Training()
     with Checkpoints(tmp_path) as checkpoints:
         for _ in range(CUT):
             first.batch()
         checkpoints.save(first.model, CUT, {"schedule": {"last_epoch": first.schedule.last_epoch}})
         first.batch()
+    whole = Training() if of_its_own else first
+    while len(whole.losses) < BATCHES:
+        whole.batch()
     second = Training()
     torch.manual_seed(99)
     with Checkpoints(tmp_path) as checkpoints:
