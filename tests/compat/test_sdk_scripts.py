@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from podrun.compat.__main__ import main
+from tests.copies import COMPAT, run_copied
 
 
 def run(tmp_path: Path, text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -20,6 +21,13 @@ def run(tmp_path: Path, text: str, *arguments: str) -> subprocess.CompletedProce
         text=True,
         timeout=600,
     )
+
+
+def copied(tmp_path: Path, text: str) -> subprocess.CompletedProcess[str]:
+    """The same in a copy of a process that has imported the SDK's modules."""
+    script = tmp_path / "script.py"
+    script.write_text(text)
+    return run_copied(COMPAT, [str(script)])
 
 
 def test_scripts_see_the_sdk_s_names_and_their_arguments(tmp_path):
@@ -103,14 +111,14 @@ def test_a_program_imports_jax_only_for_a_model_that_is_compiled(text, tmp_path)
 )
 @pytest.mark.sample(2)
 def test_exit_codes_and_last_lines(tmp_path, error, code, last):
-    done = run(tmp_path, f"import popart\nraise {error}\n")
+    done = copied(tmp_path, f"import popart\nraise {error}\n")
     assert done.returncode == code
     assert (done.stderr.strip().splitlines() or [""])[-1].endswith(last)
 
 
 def test_tracebacks_show_the_script_and_not_what_is_below(tmp_path, monkeypatch):
     text = "import popart\ndef load():\n    popart.Builder(b'nothing')\nload()\n"
-    shown = run(tmp_path, text).stderr.splitlines()
+    shown = copied(tmp_path, text).stderr.splitlines()
     assert shown[0] == "Traceback (most recent call last):"
     assert [line.strip() for line in shown if line.startswith("    ") and "^" not in line] == [
         "load()",
@@ -119,7 +127,7 @@ def test_tracebacks_show_the_script_and_not_what_is_below(tmp_path, monkeypatch)
     assert "popart_exception: Failed to load a ModelProto" in shown[-2]
     assert shown[-1].startswith("hint: Name a model")
     monkeypatch.setenv("PODRUN_TRACEBACK", "full")
-    assert "model_loader.py" in run(tmp_path, text).stderr
+    assert "model_loader.py" in copied(tmp_path, text).stderr
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What every test of the runtime starts from: IPUs that nobody holds."""
+"""What every test of the runtime starts from: IPUs that nobody holds, and programs that are compiled quickly."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import pytest
 
 from podrun.core.layout import IpuRange
 from podrun.runtime.device import held_here
+from tests.quick_programs import programs_of_machines_compile_quickly as programs_of_machines_compile_quickly
+from tests.quick_programs import programs_of_tests_compile_quickly as programs_of_tests_compile_quickly
 
 
 @pytest.fixture(autouse=True)

@@ -1,3 +1,0 @@
-"""Programs of these tests are compiled quickly for machines, in ``test_poptorch_checkpoints.py`` as podrun does."""
-
-from tests.quick_programs import programs_of_machines_compile_quickly as programs_of_machines_compile_quickly
