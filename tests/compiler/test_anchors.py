@@ -56,6 +56,7 @@ def test_gradients_of_weights_activations_and_inputs_are_per_replica_and_micro_b
                 )
 
 
+@pytest.mark.slow
 def test_anchoring_gradients_leaves_the_training_alone() -> None:
     plain, _ = run(mlp(replicas=8, accumulation_factor=2))
     watched, _ = run(anchored(["Gradient___w0", "Gradient___h0", "w1"], replicas=8, accumulation_factor=2))

@@ -58,6 +58,7 @@ def test_folding_does_not_enter_the_model() -> None:
     assert report(program) == report(program, chunk_bytes=1)
 
 
+@pytest.mark.slow
 def test_a_full_pipeline_is_faster_than_its_stages_in_turn() -> None:
     program = chain([0, 1, 2, 3], accumulation_factor=64)
     in_turn = report(program)["step"]["seconds_by_cause"]["compute"]

@@ -407,6 +407,7 @@ def test_inside_loops_and_branches(replicas: int) -> None:
             np.testing.assert_allclose(found[r], np.append(expected, stacked[r]), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_gradients_go_through_collectives_in_loops() -> None:
     """Written out by JAX as by hand."""
     groups = GROUPS["all"](8)

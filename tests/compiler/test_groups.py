@@ -144,6 +144,7 @@ def test_every_kind_of_rule_updates_each_group_by_itself(rule: Any) -> None:
         )
 
 
+@pytest.mark.slow
 def test_a_group_trains_as_if_it_were_alone() -> None:
     whole = mlp(replicas=8, accumulation_factor=2, update=Momentum())
     whole = grouped(whole, dict.fromkeys(whole.parameters, group_of(CONSECUTIVE, 8, 4)))
@@ -201,7 +202,8 @@ def test_half_gradients_of_a_group_are_rounded_once() -> None:
     np.testing.assert_allclose(moved, summed, rtol=2e-2, atol=2e-3)
 
 
-@pytest.mark.parametrize("budget", [1, pytest.param(1 << 27, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("budget", [1, 1 << 27])
+@pytest.mark.slow
 def test_machines_equal_the_reference_to_the_bit(budget: int) -> None:
     program = mlp(
         replicas=16, accumulation_factor=2, update=Adam(), anchors=[AnchorSpec("loss"), AnchorSpec("w0")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -57,6 +58,7 @@ def test_masks_do_not_depend_on_folding_or_machines() -> None:
     np.testing.assert_array_equal(tight_pod.read_variable(extra_state.SEED_VARIABLE), after)
 
 
+@pytest.mark.slow
 def test_a_seed_read_and_written_back_continues_the_sequence() -> None:
     program = noisy(anchors=[AnchorSpec("mask")], replicas=2)
     _, whole = run(program, 11, batches=4)
@@ -66,6 +68,7 @@ def test_a_seed_read_and_written_back_continues_the_sequence() -> None:
     np.testing.assert_array_equal(whole["mask"], np.concatenate([first["mask"], second["mask"]]))
 
 
+@pytest.mark.slow
 def test_replica_r_uses_the_seed_plus_r() -> None:
     program = noisy(anchors=[AnchorSpec("mask")], replicas=8)
     _, found = run(program, 100, batches=1)

@@ -88,7 +88,7 @@ def test_averages_of_windows_are_torchs(seed: int, with_pads: bool) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 def test_adaptive_averages_are_torchs(seed: int) -> None:
     draw = Draw(seed)
     x, out = draw.array(2, 3, *draw.sizes), tuple(n // 2 + 1 for n in draw.sizes)

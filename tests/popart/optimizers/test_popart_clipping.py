@@ -62,7 +62,7 @@ def clip_groups(tensors, parts):
 
 
 @pytest.mark.parametrize("bounds", [(3.0,), (5.0, 0.5), (1e6,)], ids=str)
-@pytest.mark.parametrize("replicas", [1, 2, 8])
+@pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.slow), 2, 8])
 @pytest.mark.sample(16)
 def test_plain_sgd_clips_the_scaled_summed_gradient(device_of, bounds, replicas):
     settings, parts = groups(bounds)

@@ -257,7 +257,7 @@ def test_accessors_give_defaults_and_values_of_single_weights():
             ["Accl___"],
             marks=pytest.mark.slow,
         ),
-        (sgd_of({"mm": 0.9}, False, combined=False), ["Accl1___"]),
+        pytest.param(sgd_of({"mm": 0.9}, False, combined=False), ["Accl1___"], marks=pytest.mark.slow),
         (popart.Adam({}), ["Accl1___", "Accl2___", "Step___"]),
         (popart.Adam({}, mode=popart.AdamMode.Lamb), ["Accl1___", "Accl2___", "Step___"]),
         pytest.param(

@@ -13,7 +13,7 @@ from tests.popart.popart_sessions import options, replicated
 
 WIDTHS = [512, 512, 512, 512, 16, 16, 16, 16, 16]
 """Three large products before small ones."""
-FEWER = [64, 64, 64, 16, 16]
+FEWER = [512, 512, 512, 16, 16]
 AUTO = popart.VirtualGraphMode.Auto
 
 

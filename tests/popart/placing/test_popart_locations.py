@@ -90,6 +90,7 @@ def modelled(opts: popart.SessionOptions, replicas: int = 4) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_a_sharding_domain_cuts_over_its_replicas() -> None:
     domain = CommGroup(CommGroupType.Consecutive, 2)
     halves = TensorLocation(TensorStorage.OnChip, ReplicatedTensorSharding.On, domain)

@@ -357,7 +357,12 @@ def test_an_anchor_that_is_no_tensor_is_named_where_nothing_else_is_wanted(devic
 
 @pytest.mark.parametrize(
     ("mode", "accumulation", "replicas", "clips"),
-    [("Adam", 1, 2, False), ("Lamb", 3, 2, True), ("LambNoBias", 1, 1, True), ("AdaMax", 2, 1, False)],
+    [
+        pytest.param("Adam", 1, 2, False, marks=pytest.mark.slow),
+        ("Lamb", 3, 2, True),
+        ("LambNoBias", 1, 1, True),
+        ("AdaMax", 2, 1, False),
+    ],
 )
 @pytest.mark.sample(6)
 def test_the_step_of_adam_and_the_norms_of_lamb_are_those_of_the_update(

@@ -14,7 +14,9 @@ def data(*leading):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize(("replicas", "accumulation"), [(1, 1), (8, 1), (2, 3)])
+@pytest.mark.parametrize(
+    ("replicas", "accumulation"), [pytest.param(1, 1, marks=pytest.mark.slow), (8, 1), (2, 3)]
+)
 @pytest.mark.sample(10)
 def test_reduced_gradients_are_what_the_update_sees(device_of, replicas, accumulation, dtype):
     case = linear(dtype)

@@ -157,7 +157,7 @@ def test_the_factor_goes_into_the_model_and_on_from_there(tmp_path):
     ("optimizer", "product"),
     [
         (automatic(), 1 / 4096),
-        (automatic(defaultMomentum=(0.5, True)), 1.0),
+        pytest.param(automatic(defaultMomentum=(0.5, True)), 1.0, marks=pytest.mark.slow),
         (popart.Adam({"lossScaling": (1024.0, False)}), 1.0),
     ],
     ids=["sgd", "momentum", "adam"],
@@ -275,7 +275,6 @@ def behind_a_softmax(rule, kind, settings, apart, batches=4):
     return start.astype(np.float64), value.astype(np.float64)
 
 
-@pytest.mark.slow
 def test_behind_a_softmax_a_scale_that_moves_rounds_as_a_fixed_one_with_the_two_apart():
     """The least of the cases below."""
     start, fixed = behind_a_softmax("sgd", "FLOAT16", options(), apart=True, batches=1)
@@ -350,7 +349,10 @@ def test_named_tensors_alone_count():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize(("replicas", "accumulation"), [(1, 4), (2, 3), (4, 1)])
+@pytest.mark.parametrize(
+    ("replicas", "accumulation"),
+    [(2, 3), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((1, 4), (4, 1)))],
+)
 @pytest.mark.sample(10)
 def test_running_mean_is_the_formula(dtype, replicas, accumulation):
     """``s <- s k / (k + 1) + mean over replicas / (k + 1)``, rounded to the accumulator's type each time."""

@@ -224,6 +224,7 @@ def test_turns_are_the_same_on_two_machines_and_the_state_moves_on_by_all():
     assert in_flight(2, 1, pipelined=False)[2] == found[2]
 
 
+@pytest.mark.slow
 def test_results_and_gradients_of_operators_are_rounded_by_seed_replica_and_micro_batch(device_of):
     case = linear("float16")
     gradient = popart.reservedGradientPrefix() + case.w

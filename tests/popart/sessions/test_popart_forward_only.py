@@ -99,7 +99,6 @@ def test_it_computes_with_the_weights_of_now_and_leaves_training_as_it_was(devic
         assert np.all(forward[gradient] == 7)
 
 
-@pytest.mark.slow
 def test_it_drops_out_as_training_does_and_training_draws_on_from_there(device_of):
     """Ones through identities: what is left of them shows the masks, which are new in each step."""
     proto, x, y, loss, names = model(dropout=True)
