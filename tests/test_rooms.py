@@ -34,7 +34,7 @@ ALLOWED: dict[str, set[str]] = {
     | {"compiler", "costmodel", "popdist", "report", "record", "popef"}
     | {"device.connection", "device.host.connecting", "device.xla.clients"},
     "onnx_models": BASE | {"numerics", "runtime", "compiler", "collectives"},
-    "popart": BASE | {"runtime", "onnx_models", "popdist", "report", "compiler", "costmodel"},
+    "popart": BASE | {"runtime", "onnx_models", "popdist", "report", "compiler", "costmodel", "private_apis"},
     "poptorch": BASE
     | {"numerics", "runtime", "popdist", "private_apis", "report.model", "popef"}
     | {"compiler.program", "costmodel.settings"},

@@ -20,6 +20,9 @@ FILES = {
     "orchard/pears.py": "import orchard.apples\n\ndef both():\n    return orchard.apples.COUNT + 1\n",
     "orchard/cherries.py": "COUNT = 9\n",
     "ladder.py": "STEPS = 12\n",
+    "shed/__init__.py": "",
+    "shed/rake.py": "TEETH = 14\n",
+    "gardener.py": "import shed.rake\n\ndef teeth():\n    return shed.rake.TEETH\n",
     "hasty.py": "import ladder\n\nSTEPS = ladder.STEPS\n",
     "broken.py": "import ladder\nraise ImportError('no ladder is long enough')\n",
 }
@@ -84,6 +87,15 @@ class TestOrchard:
         assert load("hasty").STEPS == 12
         assert type(sys.modules["ladder"]) is ModuleType
 
+    @pytest.mark.parametrize("before", ["shed", "sys"], ids=["package there", "package not there"])
+    def test_a_module_of_another_package(self, before: str) -> None:
+        load(before)
+        import_lean("gardener", "shed.rake")
+        assert "shed.rake" not in sys.modules
+        assert "rake" in dir(load("shed"))
+        assert load("gardener").teeth() == 14
+        assert type(load("shed").rake) is ModuleType
+
     def test_what_is_there_stays(self) -> None:
         ladder = load("ladder")
         import_lean("orchard", "ladder")
@@ -138,6 +150,55 @@ async def echoed():
 
 print(asyncio.run(echoed()).decode())
 """
+
+
+ONNX = """
+import dis
+import importlib
+import sys
+from podrun.core.kept_files import library_version
+from podrun.private_apis.lean_imports import _WITH_ONNX, import_grpc, import_onnx
+
+import_grpc()
+import podrun.protos.vipu_pb2
+import_onnx(library_version("onnx"))
+import onnx
+
+early = {*_WITH_ONNX, "importlib.metadata", "google.protobuf.internal.python_message"} & sys.modules.keys()
+assert not early, f"ONNX asks for {early} while it is imported"
+code = [value.__code__ for value in vars(onnx).values() if hasattr(value, "__code__") and value.__module__ == "onnx"]
+read = {step.argval for one in code for step in dis.get_instructions(one) if step.opname == "LOAD_GLOBAL"}
+assert "serialization" in read  # The functions are looked at.
+missing = {name.removeprefix("onnx.") for name in _WITH_ONNX} & read
+assert not missing, f"functions of the package read {missing}"
+
+assert importlib.metadata.version("onnx") == onnx.__version__ == library_version("onnx")
+assert importlib.metadata.version("numpy") == library_version("numpy")
+nodes = [onnx.helper.make_node("Relu", ["x"], ["y"])]
+x, y = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [2]) for name in "xy")
+model = onnx.helper.make_model(onnx.helper.make_graph(nodes, "g", [x], [y]))
+onnx.checker.check_model(model)
+for form in ("protobuf", "textproto", "json", "onnxtxt"):
+    text = onnx._get_serializer(form).serialize_proto(model)
+    again = onnx.load_model_from_string(text, format=form)
+    assert [node.op_type for node in again.graph.node] == ["Relu"], form
+assert "Relu" in str(model) and "Relu" in onnx.printer.to_text(model)
+newest = onnx.defs.onnx_opset_version()
+assert onnx.version_converter.convert_version(model, newest).opset_import[0].version == newest
+assert onnx.compose.add_prefix(model, "p/").graph.node[0].input[0] == "p/x"
+import onnx.numpy_helper
+import numpy
+assert onnx.numpy_helper.to_array(onnx.numpy_helper.from_array(numpy.arange(3.0))).sum() == 3
+names = [name for name in _WITH_ONNX if type(sys.modules.get(name, onnx)) is not type(sys)]
+assert names == [], names
+print("done")
+"""
+
+
+@pytest.mark.system
+def test_onnx_has_its_parts_when_they_are_asked_for() -> None:
+    done = subprocess.run([sys.executable, "-c", ONNX], capture_output=True, text=True, timeout=120)
+    assert (done.stdout, done.returncode) == ("done\n", 0), done.stderr
 
 
 @pytest.mark.system

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from podrun.core.kept_files import library_version
 from podrun.onnx_models.annotations import BROADCAST_KEY, TRANSFERS_KEY, VARIABLE_KEY
 from podrun.popart.building.attributes import NodeAttributes, Pushed
 from podrun.popart.building.graph_builder import (
@@ -46,6 +47,7 @@ from podrun.popart.values.exceptions import incompatible, popart_exception
 from podrun.popart.values.names import FormerBuilder
 from podrun.popart.values.tensor_info import TensorInfo, check_initializer
 from podrun.popart.values.variables import VariableSettings
+from podrun.private_apis.lean_imports import import_onnx
 
 _log = logging.getLogger("podrun.popart.builder")
 
@@ -65,6 +67,7 @@ class Builder(NodeAttributes, BuilderModel, FormerBuilder):
         versions = {
             ("" if domain == "ai.onnx" else domain): version for domain, version in (opsets or {}).items()
         }
+        import_onnx(library_version("onnx"))
         self._metadata: dict[str, Any] = {}
         self._replication: int | None = None
         if builderCore is not None:
