@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
+from podrun.core import cluster_file
 from podrun.core.cluster import GatewayTopology, LinkTopology, cluster_names, config_directory, ladder_links
 from podrun.core.cluster_file import load_cluster
 from podrun.core.errors import ConfigError, NotFoundError
@@ -32,6 +34,23 @@ def test_each_pod_holds_together(name: str, ipus: int) -> None:
     assert (cluster.topology.gateway is GatewayTopology.NONE) == (len(cluster.ilds) == 1)
     assert [name for a in cluster.allocations for name in a.agents] == [agent.id for agent in cluster.agents]
     assert cluster.gateway_memory_bytes == 128 << 30
+
+
+def test_no_launch_needs_the_schema_for_the_pods_that_ship(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    files = sorted(config_directory().glob("*.yaml"))
+    digests = {cluster_file.text_digest(file.read_text(encoding="utf-8")): file.stem for file in files}
+    assert digests.keys() == cluster_file.CHECKED, f"descriptions have changed: their digests are {digests}"
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "podrun.core.cluster_schema", None)
+        pods = [load_cluster(file) for file in files]
+        edited = tmp_path / "mine.yaml"
+        edited.write_text(GOOD.replace("count: 4", "count: 0"), encoding="utf-8")
+        with pytest.raises(ImportError):
+            load_cluster(edited)
+    monkeypatch.setattr(cluster_file, "CHECKED", frozenset())
+    assert [load_cluster(file) for file in files] == pods
 
 
 def test_serials_name_the_board() -> None:

@@ -25,6 +25,8 @@ from podrun.core.quick_dataclass import dataclass
 
 IPUS_PER_MACHINE = 4
 """IPUs of one IPU-M2000 or Bow-2000."""
+ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+"""Names of agents, allocations and PODs."""
 MAX_ILD_IPUS = 64
 """Most IPUs that IPU-Links alone join: one POD64."""
 
