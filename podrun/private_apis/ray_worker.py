@@ -119,8 +119,7 @@ class _Template:
         """Import what does not depend on Ray, then take requests. Returns in each copy."""
         from importlib import import_module
 
-        for name in import_module("podrun.device.service.preload").TEMPLATE_MODULES:
-            import_module(name)
+        import_module("podrun.device.service.preload").import_for_copies()
         if os.read(0, len(_LISTENS)) != _LISTENS:
             os._exit(0)  # No machine is wanted after all.
         while True:

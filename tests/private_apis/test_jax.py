@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import logging
 import re
 from collections.abc import Iterator
@@ -47,6 +49,22 @@ def test_a_missing_name_is_reported(use: private.PrivateUse, monkeypatch: pytest
     assert private.missing_jax_names() == [use]
     with pytest.raises(ImportError, match=f"no {re.escape(use.name)}, which podrun needs for"):
         private._need(use.name)
+
+
+def test_jax_looks_for_plugins_of_gpus_among_packages_unless_told_not_to() -> None:
+    source = inspect.getsource(importlib.import_module("jax._src.numpy.array_constructors"))
+    assert re.search(
+        r"^  from importlib\.metadata import distributions\n  for dist in distributions\(\):$",
+        source,
+        re.MULTILINE,
+    ), "JAX looks in another way: see without_gpu_plugins"
+    with private.without_gpu_plugins():
+        from importlib.metadata import distributions
+
+        assert list(distributions()) == []
+    from importlib.metadata import distributions
+
+    assert any(package.name == "jax" for package in distributions())
 
 
 def test_no_other_module_touches_private_names() -> None:

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from podrun.core.garbage import without_garbage_collection
-from podrun.private_apis.jax import MLIR_MODULES
+from podrun.private_apis.jax import MLIR_MODULES, without_gpu_plugins
 
 log = logging.getLogger("podrun.device")
 
@@ -33,6 +33,13 @@ TEMPLATE_MODULES = (
 _NICE = 5
 """Niceness of the importing thread. On a busy core the host process goes first; but a load waits for the imports, so
 they must not take much longer."""
+
+
+def import_for_copies() -> None:
+    """Import `TEMPLATE_MODULES`. For a process that has one thread, whose copies compute on the CPU alone."""
+    with without_gpu_plugins():
+        for name in TEMPLATE_MODULES:
+            importlib.import_module(name)
 
 
 class Preload:
