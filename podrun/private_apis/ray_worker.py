@@ -25,13 +25,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from importlib.machinery import ModuleSpec
     from pathlib import Path
+    from types import ModuleType
 
 SOCKET = "template"
 """The template's socket in the session's directory."""
 SOCKET_VARIABLE = "PODRUN_WORKER_TEMPLATE"
 """Names the template's socket to what the raylet starts."""
-SELDOM_USED = ("requests", "jsonschema")
-"""What Ray imports to ask clouds for accelerators and to check environments of tasks."""
+SELDOM_USED = ("requests", "jsonschema", "tqdm", "tqdm.auto")
+"""What Ray imports to ask clouds for accelerators, to check environments of tasks, and to show progress."""
 WORKER = "ray._private.workers.default_worker"
 READ_AT_IMPORT = ("RAY_JOB_ID", "RAY_RAYLET_PID")
 """What Ray's core reads from the environment when it is imported, and never again."""
@@ -90,7 +91,8 @@ class WorkerTemplate:
 
 
 class LoadWhenUsed:
-    """A finder of modules whose code runs when one of their attributes is first read."""
+    """A finder of modules whose code runs when one of their attributes is first read, unless they have it already:
+    another import of such a module reads its ``__spec__``, and one of a module in it its ``__path__``."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._left = set(names)
@@ -102,10 +104,25 @@ class LoadWhenUsed:
         self._left.discard(name)  # Let the other finders look for the module.
         from importlib.util import LazyLoader, find_spec
 
+        class Loader(LazyLoader):
+            def exec_module(self, module: ModuleType) -> None:
+                super().exec_module(module)
+                module.__class__ = _with_what_is_there(type(module))
+
         spec = find_spec(name)
         if spec is not None and spec.loader is not None:
-            spec.loader = LazyLoader(spec.loader)
+            spec.loader = Loader(spec.loader)
         return spec
+
+
+def _with_what_is_there(lazy: type[ModuleType]) -> type[ModuleType]:
+    """A class like ``lazy``, whose modules load when an attribute is read: they have some attributes before."""
+
+    def read(module: ModuleType, name: str) -> object:
+        there: dict[str, object] = object.__getattribute__(module, "__dict__")
+        return there[name] if name in there else lazy.__getattribute__(module, name)
+
+    return type("WaitingModule", (lazy,), {"__getattribute__": read})
 
 
 class _Template:

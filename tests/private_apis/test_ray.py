@@ -133,12 +133,17 @@ PRETENDED_RAY = {
     "ray/_private/workers/default_worker.py": """
 import gc, sys
 import ray
+import requests, tqdm.auto as progress
 from ray.util import serialization_addons
 serialization_addons.apply(None)
-print("requests.get:", ray.requests.get)
+print("all are imported")
+print("requests.get:", ray.requests.get, "in", requests.__name__)
+print("bar:", progress.bar)
 print(__name__, sys.argv[1:], gc.isenabled())
 """,
     "requests.py": "print('requests is read')\nget = 7",
+    "tqdm/__init__.py": "print('tqdm is read')\nbar = 8",
+    "tqdm/auto.py": "print('tqdm.auto is read')\nfrom tqdm import bar",
     "jsonschema.py": "print('jsonschema is read')",
 }
 
@@ -155,7 +160,15 @@ def test_our_worker_loads_seldom_used_modules_on_use(tmp_path: Path) -> None:
         check=False,
     )
     assert (done.stdout.splitlines(), done.stderr) == (
-        ["requests is read", "requests.get: 7", "__main__ ['--node-ip-address=here'] False"],
+        [
+            "all are imported",
+            "requests is read",
+            "requests.get: 7 in requests",
+            "tqdm.auto is read",
+            "tqdm is read",
+            "bar: 8",
+            "__main__ ['--node-ip-address=here'] False",
+        ],
         "",
     )
 
