@@ -22,9 +22,9 @@ from podrun.runtime.replica_check import IpuDigest, differing, odd_ones
 
 BATCHES, REPLICAS, EVERY = 9, 16, 3
 OPTIMIZERS: Mapping[str, Callable[[], popart.Optimizer]] = {
+    "lamb": lambda: popart.Adam({"defaultLearningRate": (0.01, False)}, mode=popart.AdamMode.Lamb),
     "sgd": lambda: popart.SGD({"defaultLearningRate": (0.01, False)}),
     "adam": lambda: popart.Adam({"defaultLearningRate": (0.01, False)}),
-    "lamb": lambda: popart.Adam({"defaultLearningRate": (0.01, False)}, mode=popart.AdamMode.Lamb),
 }
 
 

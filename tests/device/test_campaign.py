@@ -20,13 +20,13 @@ def trainings() -> Trainings:
 
 
 def chosen(faults: list[tuple[FaultSpec, ...]], number: int, instances: int) -> list[tuple[FaultSpec, ...]]:
-    """A sixteenth of the plans for instruction boundaries, other ones for each kind, and one for an event; with one
+    """An eighth of the plans for instruction boundaries, other ones for each kind, and one for an event; with one
     instance, in the slow tests, those for all events.
     """
     events = [each for each in faults if each[-1].during]
     places = [each for each in faults if not each[-1].during]
     some = events if instances == 1 else events[number % len(events) :][:1] if events else []
-    return [each for k, each in enumerate(places) if (k + number + 4 * instances) % 16 == 0] + some
+    return [each for k, each in enumerate(places) if (k + number + 4 * instances) % 8 == 0] + some
 
 
 @pytest.mark.parametrize("instances", [pytest.param(1, marks=pytest.mark.slow), 2])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -74,6 +74,13 @@ def computed(
 def by_row(value: Any, state: Any) -> Any:
     """Rounded with a row inside of a table."""
     return grid_rounding.rounded(value, *stochastic.Places(state, 20).of_result(7, 0))
+
+
+def by_default(cases: Iterable[str], *some: str) -> list[Any]:
+    """The names of all cases; those but these are slow."""
+    left = set(some).difference(cases)
+    assert not left, left
+    return [name if name in some else pytest.param(name, marks=pytest.mark.slow) for name in cases]
 
 
 CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
@@ -234,8 +241,21 @@ BESIDE: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("case", BESIDE)
-@pytest.mark.sample(4)
+BESIDE_BY_DEFAULT = (
+    "for rows",
+    "halves",
+    "of a number, twice",
+    "of what is always taken",
+    "converted, twice the same",
+    "a reshaped one, reshaped",
+    "to the greatest",
+    "all of it",
+    "both uses",
+)
+"""With all branches of the rewriting."""
+
+
+@pytest.mark.parametrize("case", by_default(BESIDE, *BESIDE_BY_DEFAULT))
 def test_what_stands_beside_a_rounding_is_part_of_its_call(
     case: str, any_level: Callable[[int], int]
 ) -> None:
@@ -276,8 +296,10 @@ UNTOUCHED: dict[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.parametrize("case", UNTOUCHED)
-@pytest.mark.sample(3)
+@pytest.mark.parametrize(
+    "case",
+    by_default(UNTOUCHED, "a sum of a product", "of two that are computed", "of a test of complex numbers"),
+)
 def test_other_operations_beside_a_rounding_stay(case: str) -> None:
     def by_state(state: Any, *values: Any) -> Any:
         return UNTOUCHED[case](lambda value: grid_rounding.on_grid(value, state), *values)
@@ -287,22 +309,20 @@ def test_other_operations_beside_a_rounding_stay(case: str) -> None:
     np.testing.assert_array_equal(bits.view(np.float32), right.view(np.float32))
 
 
-@pytest.mark.parametrize(
-    "moved",
-    [
-        lambda y, a: lax.pad(y[1:], np.float32(0), ((1, 0, 0), (0, 0, 0), (0, 0, 0))),
-        lambda y, a: lax.concatenate([y[:1], a[1:]], 0),
-        lambda y, a: lax.select(a > 0, y, ones(y)),
-        lambda y, a: lax.select(a > 0, a, y / np.float32(3)),
-    ],
-    ids=["pad", "concatenate", "select", "quotient"],
-)
-@pytest.mark.sample(4)
-def test_a_sum_of_a_product_that_is_moved_stays_with_xla(moved: Callable[..., Any]) -> None:
+MOVED: dict[str, Callable[..., Any]] = {
+    "pad": lambda y, a: lax.pad(y[1:], np.float32(0), ((1, 0, 0), (0, 0, 0), (0, 0, 0))),
+    "concatenate": lambda y, a: lax.concatenate([y[:1], a[1:]], 0),
+    "select": lambda y, a: lax.select(a > 0, y, ones(y)),
+    "quotient": lambda y, a: lax.select(a > 0, a, y / np.float32(3)),
+}
+
+
+@pytest.mark.parametrize("case", by_default(MOVED, "concatenate", "select"))
+def test_a_sum_of_a_product_that_is_moved_stays_with_xla(case: str) -> None:
     """LLVM sees the product through such operations, and rounds both at once."""
 
     def by_state(state: Any, a: Any, b: Any) -> Any:
-        return grid_rounding.on_grid(moved(a * b, a) - b, state)
+        return grid_rounding.on_grid(MOVED[case](a * b, a) - b, state)
 
     bits, text = computed(by_state, states(), *WHOLE, by_native=True, options=AS_FOR_USERS)
     assert "stablehlo.subtract" in text
