@@ -46,14 +46,19 @@ OPTIMIZERS = {
 }
 
 
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where executables stay: sessions of all tests compile a program once."""
+    return Path(tmp_path_factory.mktemp("compiled"))
+
+
 @contextmanager
-def training(optimizer: str, folder: Path) -> Iterator[Training]:
-    """Sessions of a test compile once: the executable stays in the folder."""
+def training(optimizer: str, compiled: Path) -> Iterator[Training]:
     proto, x, loss = model()
     options = popart.SessionOptions()
     options.enableReplicatedGraphs, options.replicatedGraphCount = True, REPLICAS
     options.enableStochasticRounding = True
-    options.enableEngineCaching, options.cachePath = True, str(folder / "cache")
+    options.enableEngineCaching, options.cachePath = True, str(compiled)
     device = popart.DeviceManager().acquireAvailableDevice(REPLICAS)
     try:
         session = popart.TrainingSession(
@@ -91,17 +96,17 @@ class Training:
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.sample(2)
-def test_resumed_training_gives_the_same_bits(optimizer: str, tmp_path: Path) -> None:
+def test_resumed_training_gives_the_same_bits(optimizer: str, compiled: Path, tmp_path: Path) -> None:
     random.seed(1)
     np.random.seed(1)
     start = random_state()
-    with training(optimizer, tmp_path) as whole:
+    with training(optimizer, compiled) as whole:
         for _ in range(BATCHES):
             whole.batch()
         wanted = whole.weights()
         wanted_random = random_state(whole.generator)
     set_random_state(start)
-    with training(optimizer, tmp_path) as first, Checkpoints(tmp_path / "checkpoints") as checkpoints:
+    with training(optimizer, compiled) as first, Checkpoints(tmp_path / "checkpoints") as checkpoints:
         for _ in range(CUT):
             first.batch()
         checkpoints.save(
@@ -110,7 +115,7 @@ def test_resumed_training_gives_the_same_bits(optimizer: str, tmp_path: Path) ->
         first.batch()  # Lost; the save goes on beside it and must not see it.
     random.seed(99)
     np.random.seed(99)
-    with training(optimizer, tmp_path) as second, Checkpoints(tmp_path / "checkpoints") as checkpoints:
+    with training(optimizer, compiled) as second, Checkpoints(tmp_path / "checkpoints") as checkpoints:
         resumed = checkpoints.resume(second.session)
         assert resumed is not None
         assert resumed.batch == CUT
@@ -130,12 +135,12 @@ def test_resumed_training_gives_the_same_bits(optimizer: str, tmp_path: Path) ->
         assert second.weights() == wanted
 
 
-def test_a_checkpoint_of_another_program_is_refused(tmp_path: Path) -> None:
-    with training("adam", tmp_path) as first, Checkpoints(tmp_path / "checkpoints") as checkpoints:
+def test_a_checkpoint_of_another_program_is_refused(compiled: Path, tmp_path: Path) -> None:
+    with training("adam", compiled) as first, Checkpoints(tmp_path / "checkpoints") as checkpoints:
         checkpoints.save(first.session, 0)
     other = pytest.raises(popart.popart_exception, match="checkpoint is of another program: 'Accl")
     with (
-        training("momentum", tmp_path) as second,
+        training("momentum", compiled) as second,
         Checkpoints(tmp_path / "checkpoints") as checkpoints,
         other,
     ):

@@ -42,14 +42,30 @@ from podrun.core.errors import ConflictError, PodrunError
 LAYOUTS = ["AB", "AABB", "ABC", "ABAB", "AAB", "ABBA", "AABBCC"]
 
 
-@settings(max_examples=15, deadline=None)
-@given(
+REDUCTIONS = given(
     names=st.sampled_from(LAYOUTS),
     size=st.one_of(st.integers(1, 50), st.integers(100_000, 400_000)),
     dtype=st.sampled_from(["float32", "float16", "bfloat16", "int32"]),
     reduction=st.sampled_from(list(NUMPY)),
 )
+
+
+@settings(max_examples=6, deadline=None)
+@REDUCTIONS
 def test_same_bits_as_on_one_host(names: str, size: int, dtype: str, reduction: Reduction) -> None:
+    reduce_over_hosts(names, size, dtype, reduction)
+
+
+@pytest.mark.slow
+@settings(max_examples=15, deadline=None)
+@REDUCTIONS
+def test_more_has_the_same_bits_as_on_one_host(
+    names: str, size: int, dtype: str, reduction: Reduction
+) -> None:
+    reduce_over_hosts(names, size, dtype, reduction)
+
+
+def reduce_over_hosts(names: str, size: int, dtype: str, reduction: Reduction) -> None:
     if reduction is Reduction.MEAN and dtype == "int32":
         return
     members = len(names)
@@ -101,15 +117,20 @@ def test_many_pieces_through_small_buffers(monkeypatch: pytest.MonkeyPatch, name
             assert (sizes == {small}) == near, sizes
 
 
+MOVES = given(
+    names=st.sampled_from(LAYOUTS), size=st.sampled_from([0, 1, 7, 300_001]), root=st.integers(0, 5)
+)
+
+
 @settings(max_examples=3, deadline=None)
-@given(names=st.sampled_from(LAYOUTS), size=st.sampled_from([0, 1, 7, 300_001]), root=st.integers(0, 5))
+@MOVES
 def test_moving_data_equals_numpy(names: str, size: int, root: int) -> None:
     move_data(names, size, root)
 
 
 @pytest.mark.slow
 @settings(max_examples=10, deadline=None)
-@given(names=st.sampled_from(LAYOUTS), size=st.sampled_from([0, 1, 7, 300_001]), root=st.integers(0, 5))
+@MOVES
 def test_moving_more_data_equals_numpy(names: str, size: int, root: int) -> None:
     move_data(names, size, root)
 

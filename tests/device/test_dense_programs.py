@@ -146,7 +146,7 @@ def test_the_same_bits_for_all_vectors() -> None:
     ],
     ids=["sort", "half", "sums so far", "int32 of float32", "batches", "sine", "work between products"],
 )
-@pytest.mark.sample(2)
+@pytest.mark.sample(3)
 def test_other_pieces_stay_with_xla(more: Callable[[dict[str, Any]], Any]) -> None:
     """They are forward passes that would be dense steps but for what they compute besides."""
 

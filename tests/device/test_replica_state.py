@@ -23,6 +23,9 @@ from podrun.core.layout import IpuRange
 from podrun.device import job
 from podrun.device.host.client import InProcessMachines, PortConnection
 from podrun.device.xla.pieces import PieceCache
+from tests.quick_programs import (
+    programs_of_machines_compile_quickly as programs_of_machines_compile_quickly,
+)
 
 from .conftest import owners, request, together
 from .pods import Pod, threads
@@ -165,6 +168,7 @@ def test_machines_exchange_all_replica_state_in_one_collective(
 
 
 @pytest.mark.parametrize("shared", [None, True, False], ids=["in process", "shared", "inline"])
+@pytest.mark.sample(2)
 def test_bad_shapes_are_refused_before_anything_changes(
     pieces: PieceCache, pod: Pod, shared: bool | None
 ) -> None:

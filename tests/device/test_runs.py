@@ -125,9 +125,9 @@ def test_who_reduces_and_updates_changes_no_bit(
 
 
 @pytest.mark.parametrize(
-    ("replicas", "accumulation", "sliced"), [(1, 1, True), (4, 3, True), (16, 2, True), (8, 1, False)]
+    ("replicas", "accumulation", "sliced"),
+    [(1, 1, True), pytest.param(4, 3, True, marks=pytest.mark.slow), (16, 2, True), (8, 1, False)],
 )
-@pytest.mark.sample(2)
 def test_training_equals_the_global_batch(
     pieces: PieceCache, replicas: int, accumulation: int, sliced: bool
 ) -> None:

@@ -78,8 +78,14 @@ def train(connection: Any, owned: IpuRange) -> tuple[np.ndarray, dict[str, np.nd
     return np.concatenate(losses), weights
 
 
-@pytest.mark.parametrize(("count", "shared"), [(1, True), (1, False), (2, True), (4, False), (8, True)])
-@pytest.mark.sample(3)
+@pytest.mark.parametrize(
+    ("count", "shared"),
+    [
+        (1, False),
+        (8, True),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((1, True), (2, True), (4, False))),
+    ],
+)
 def test_the_same_bits_as_in_process(pod: Pod, pieces: PieceCache, count: int, shared: bool) -> None:
     twin = InProcessMachines(8, pieces).connect()
     assert twin.try_attach(request(PAIR)) is None
