@@ -36,6 +36,7 @@ def step_variable(tf: Any, resource: bool) -> Any:
     )
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("optimizer", ["descent", "adam"])
 @pytest.mark.parametrize("resource", [True, False])
 def test_a_step_on_the_host_counts_what_a_device_trains(tf: Any, optimizer: str, resource: bool) -> None:

@@ -48,6 +48,14 @@ def test_names_of_the_front_end_are_there_in_version_1() -> None:
 
     import tensorflow as tf
 
+    def names_of(part: ast.expr) -> list[str]:
+        """The names of an attribute of attributes of a name; empty of another expression."""
+        names = []
+        while isinstance(part, ast.Attribute):
+            names.append(part.attr)
+            part = part.value
+        return [part.id, *reversed(names)] if isinstance(part, ast.Name) else []
+
     def there(root: object, chain: list[str]) -> bool:
         for name in chain:
             if not hasattr(root, name):
@@ -58,8 +66,8 @@ def test_names_of_the_front_end_are_there_in_version_1() -> None:
     version_1, missing = tf.compat.v1, set()
     for path in (Path(__file__).parents[2] / "podrun" / "tensorflow").rglob("*.py"):
         for part in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            chain = ast.unparse(part).split(".") if isinstance(part, ast.Attribute) else [""]
-            if chain[0] != "tf" or not all(name.isidentifier() for name in chain):
+            chain = names_of(part) if isinstance(part, ast.Attribute) else []
+            if chain[:1] != ["tf"]:
                 continue
             if hasattr(version_1, chain[1]) and there(tf, chain[1:]) and not there(version_1, chain[1:]):
                 missing.add(".".join(chain))

@@ -66,7 +66,7 @@ def test_models_whose_gradients_are_captured_are_cloned_and_loaded(curved: Any, 
         copies.append(tf_keras.models.load_model(path))
     for model in copies:
         assert isinstance(model.layers[0], CaptureActivationGradients)
-        np.testing.assert_allclose(model.predict(POINTS, verbose=0), expected, rtol=1e-6)
+        np.testing.assert_allclose(model(POINTS), expected, rtol=1e-6)
 
 
 def test_a_layer_that_has_values_keeps_them_where_its_gradients_are_captured(ipu: Any) -> None:

@@ -80,7 +80,7 @@ def test_a_batch_that_is_found_out_in_a_run(first: bool) -> None:
             np.testing.assert_array_equal(got[:, :2], np.array(expected)[:, :2])
 
 
-@pytest.mark.parametrize("steps", [0, -1, "later"])
+@pytest.mark.parametrize("steps", [0, pytest.param(-1, marks=pytest.mark.slow), "later"])
 def test_decoders_that_take_no_step_give_none(steps: Any) -> None:
     import tensorflow as tf
 

@@ -87,16 +87,16 @@ def test_few_markers_of_the_host_stay_compiled(
     from podrun.tensorflow.sdk.layer_ops import ipu_group_norm
 
     (markers,) = [run.__self__ for run in on_host]  # type: ignore[attr-defined]
-    monkeypatch.setattr(host_markers, "MOST_KEPT", 2)
+    monkeypatch.setattr(host_markers, "MOST_KEPT", 1)
     function = tf.function(lambda x: ipu_group_norm(x, 2, -1, center=False, scale=False, epsilon=0.0))
-    for rows in (2, 3, 4, 2):
+    for rows in (2, 3, 2):
         x = np.float32([[1, 3, 5, 9]] * rows)
         for result in (
             function(tf.constant(x)),
             ipu_group_norm(tf.constant(x), 2, -1, center=False, scale=False, epsilon=0.0),
         ):
             np.testing.assert_allclose(np.abs(result), np.ones_like(x), atol=1e-4)
-        assert len(markers._kept) <= 2
+        assert len(markers._kept) <= 1
 
 
 def test_tables_in_folders_overwrite_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +137,8 @@ def test_variables_of_other_graphs_and_configurations_do_not_come_back(ipu: Any,
     assert held() is None
 
 
-def test_tables_of_host_embeddings_take_no_memory_of_an_ipu(ipu: Any, configured: Any) -> None:
+@pytest.mark.parametrize("loops", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_tables_of_host_embeddings_take_no_memory_of_an_ipu(ipu: Any, configured: Any, loops: bool) -> None:
     """However many rows they have. The host looks them up, from a loop with a queue and from a program without one."""
     import tensorflow.compat.v1 as tf
 
@@ -146,7 +147,7 @@ def test_tables_of_host_embeddings_take_no_memory_of_an_ipu(ipu: Any, configured
     helper = ipu.test_utils.ReportHelper()
     helper.set_autoreport_options(configured)
 
-    def usage(rows: int, loops: bool) -> int:
+    def usage(rows: int) -> int:
         configured.configure_ipu_system()
         with tf.Graph().as_default(), tf.Session() as session:
             start = tf.ones_initializer()
@@ -172,5 +173,4 @@ def test_tables_of_host_embeddings_take_no_memory_of_an_ipu(ipu: Any, configured
         helper.clear_reports()
         return sum(tile.memory.total.excludingGaps for tile in tiles)
 
-    for loops in (True, False):
-        assert usage(100_000, loops) == pytest.approx(usage(1000, loops), rel=0.01)
+    assert usage(100_000) == pytest.approx(usage(1000), rel=0.01)
