@@ -97,6 +97,7 @@ def test_no_operation_is_looked_at_outside_of_scopes(ipu: Any) -> None:
     assert entries.TFE_Py_FastPathExecute == before
 
 
+@pytest.mark.slow
 def test_gradients_pass_through_functions_in_the_scope(ipu: Any) -> None:
     import tensorflow as tf
 

@@ -44,6 +44,7 @@ NUMBERS = np.float16(
 )
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("form", EXPONENT_BITS)
 @pytest.mark.parametrize("scale", [-3, 0, 2])
 def test_numbers_are_rounded_to_the_nearest(ipu: Any, form: str, scale: int) -> None:

@@ -52,6 +52,7 @@ def test_masks_come_with_their_seeds(ipu: Any) -> None:
     np.testing.assert_allclose(alike, reference, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_seeded_candidates_are_the_same_in_each_run_and_others_on_each_replica(ipu: Any) -> None:
     import tensorflow.compat.v1 as tf
 

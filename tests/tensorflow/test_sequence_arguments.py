@@ -53,7 +53,7 @@ def test_rows_are_repeated_of_arrays_too_and_scalars_are_refused() -> None:
     np.testing.assert_array_equal(values["b"], [5, 5, 6, 6])
 
 
-@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("first", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_a_batch_that_is_found_out_in_a_run(first: bool) -> None:
     """And the number of steps with it, as translation programs give it."""
     import tensorflow as tf

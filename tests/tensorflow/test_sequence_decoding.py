@@ -158,7 +158,9 @@ def likeliest(
     return kept
 
 
-@pytest.mark.parametrize(("weight", "on_ipu"), [(0.0, False), (1.0, True)])
+@pytest.mark.parametrize(
+    ("weight", "on_ipu"), [(1.0, False), pytest.param(0.0, True, marks=pytest.mark.slow)]
+)
 def test_beams_are_the_likeliest_sequences(ipu: Any, weight: float, on_ipu: bool) -> None:
     import tensorflow as tf
 
