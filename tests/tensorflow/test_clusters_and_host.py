@@ -175,7 +175,7 @@ def test_what_the_host_read_is_not_read_again(tf: Any) -> None:
     assert clusters_of(tf)[1:] == [1]
 
 
-@pytest.mark.parametrize("how", ["edge", "incoming"])
+@pytest.mark.parametrize("how", [pytest.param("edge", marks=pytest.mark.slow), "incoming"])
 def test_gradients_in_a_later_cluster_than_their_forward_pass(tf: Any, how: str) -> None:
     rows = np.random.RandomState(0).rand(2, 4).astype(np.float32)
     notes: list[float] = []

@@ -58,7 +58,7 @@ def test_names_of_the_front_end_are_there_in_version_1() -> None:
     version_1, missing, read = tf.compat.v1, set(), set[str]()
     for path in (Path(__file__).parents[2] / "podrun" / "tensorflow").rglob("*.py"):
         read |= set(
-            re.findall(r"(?<![\w.])tf\.([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)", path.read_text(encoding="utf-8"))
+            re.findall(r"(?<![\w.`])tf\.([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)", path.read_text(encoding="utf-8"))
         )
     for name in read:
         chain = name.split(".")
