@@ -128,6 +128,18 @@ def test_repeats_scale_time_and_not_memory() -> None:
     assert often["memory"] == once["memory"]
 
 
+def test_running_sums_take_a_sweep_for_each_doubling() -> None:
+    """12 sweeps along 4096 elements, 6 along 64, of the same number of elements."""
+    values = jax.ShapeDtypeStruct((64, 4096), jnp.float32)
+    short, long = (
+        cost_jaxpr(jax.make_jaxpr(lambda x, axis=axis: jnp.cumsum(x, axis))(values), "gc200")["step"][
+            "cycles"
+        ]
+        for axis in (0, 1)
+    )
+    assert long == pytest.approx(2 * short, rel=0.05)
+
+
 def test_an_unknown_equation_is_bounded_and_counted_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("cumsum", "sort"):
         monkeypatch.delitem(planners.PLANNERS, name)

@@ -16,7 +16,16 @@ from podrun.costmodel.cost import cost_jaxpr
 from podrun.costmodel.report_checks import check_fits, remedy_hint
 from podrun.costmodel.settings import Location
 from podrun.costmodel.target import CHIPS, GC200, Chip
-from podrun.costmodel.tile_memory import LASTING, Demand, fits, fullest_tile, in_flight, section
+from podrun.costmodel.tile_memory import (
+    LASTING,
+    TIME_POINTS,
+    Demand,
+    fits,
+    fullest_tile,
+    in_flight,
+    section,
+    thinned,
+)
 
 SIZES = st.integers(0, 2**31)
 DEMANDS = st.builds(
@@ -122,3 +131,13 @@ def test_the_largest_square_product_of_singles_on_a_gc2(side: int, stays: bool) 
     matrix = jax.ShapeDtypeStruct((side, side), jnp.float32)
     report = cost_jaxpr(jax.make_jaxpr(jnp.matmul)(matrix, matrix), "gc2")
     assert report["memory"]["fits"] is stays
+
+
+def test_long_curves_keep_their_largest_values_in_each_part() -> None:
+    curve = [step * 7919 % 1000 for step in range(1000)]
+    short = thinned(curve)
+    assert len(short) == TIME_POINTS
+    assert max(short) == max(curve)
+    assert short[0] == max(curve[:3])
+    assert short[-1] == max(curve[996:])
+    assert thinned(curve[:TIME_POINTS]) == curve[:TIME_POINTS]

@@ -188,18 +188,18 @@ def test_the_weights_of_all_steps_are_kept_for_any_batch() -> None:
         fed = v1.placeholder(tf.float32, [None, None, 4])
         batch = tf.shape(fed)[0]
         cell = attentive(v1, fed, alignment_history=True, lengths=[5, 4, 5])
-        inputs = tf.ones([batch, 3, 2])
+        inputs = tf.ones([batch, 2, 2])
         state, steps = cell.zero_state(batch, tf.float32), []
-        for _ in range(3):
+        for _ in range(2):
             _, state = cell(inputs[:, 0], state)
             steps.append(state.alignments)
-        helper = TeacherForcing(inputs, tf.fill([batch], 3))
+        helper = TeacherForcing(inputs, tf.fill([batch], 2))
         decoder = BasicSequenceDecoder(cell, helper, cell.zero_state(batch, tf.float32))
         _, last, _ = dynamic_decode(decoder)
         history = last.alignment_history.stack()
         session.run(v1.global_variables_initializer())
         kept, expected = session.run([history, tf.stack(steps)], {fed: memory})
-    assert kept.shape == (3, 3, 5)
+    assert kept.shape == (2, 3, 5)
     assert not kept[:, 1, 4].any()
     np.testing.assert_allclose(kept, expected, rtol=1e-6)
 
