@@ -5,6 +5,7 @@ Light to import: gRPC is imported when a server starts, JAX when the first progr
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import threading
@@ -230,8 +231,12 @@ class MachineActor:
         return os.getpid()
 
 
+@functools.cache
 def machine_actor() -> Any:
-    """The Ray actor class. An actor ends with its owner unless it is started as detached, and is not restarted."""
+    """The Ray actor class. An actor ends with its owner unless it is started as detached, and is not restarted.
+
+    It is one for all machines: Ray disassembles, pickles and sends each class of which it starts an actor.
+    """
     import ray
 
     remote: Any = ray.remote
