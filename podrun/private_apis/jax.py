@@ -238,7 +238,7 @@ def _do_nothing(platforms: tuple[str, ...]) -> None:
     pass
 
 
-MLIR_MODULES = ("jaxlib.mlir.dialects.mhlo", "jaxlib.mlir.dialects.stablehlo")
+MLIR_MODULES = tuple(f"jaxlib.mlir.dialects.{name}" for name in ("builtin", "mhlo", "stablehlo"))
 """Modules that every lowering imports; a machine imports them in advance."""
 
 # --- MLIR of lowered pieces -----------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import threading
 import pytest
 
 from podrun.device.service.preload import MODULES, Preload
+from podrun.device.service.server import machine_actor
 from tests.copies import run_copied
 
 LOAD = """
@@ -56,6 +57,19 @@ def test_imports_begin_once_and_are_over_when_waited_for() -> None:
     let.set()
     ahead.wait()
     assert seen == [("a", True), ("b", True)]
+
+
+def test_a_copy_of_a_process_that_has_imported_all_starts_nothing() -> None:
+    asked: list[str] = []
+    ahead = Preload(("os", "sys"), asked.append)
+    ahead.begin()
+    ahead.wait()
+    assert asked == []
+
+
+def test_all_machines_are_of_one_actor_class() -> None:
+    """Ray disassembles, pickles and sends each class."""
+    assert machine_actor() is machine_actor()
 
 
 def test_what_cannot_be_imported_ahead_is_left_to_the_load(caplog: pytest.LogCaptureFixture) -> None:
