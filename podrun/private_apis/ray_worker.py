@@ -6,22 +6,20 @@ share. A *template* imports them once (`WorkerTemplate`). What the raylet starts
 arguments and by the process id with which it registers, so it takes the copy.
 
 This file is run by path: with ``--template FD`` it is the template, which takes requests at the listening socket FD;
-with ``python -I -S``, and nothing but a few modules of the standard library, it asks for a copy and ends; else, as
-where the template has ended, it is a worker that imports for itself.
+with ``python -I -S``, and nothing that takes long to import (as `socket` and `json` do), it asks for a copy and ends;
+else, as where the template has ended, it is a worker that imports for itself.
 """
 
 from __future__ import annotations
 
-import contextlib
+import _socket
 import gc
-import json
 import os
-import signal
-import socket
 import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Mapping, Sequence
     from importlib.machinery import ModuleSpec
     from pathlib import Path
@@ -34,6 +32,8 @@ SOCKET_VARIABLE = "PODRUN_WORKER_TEMPLATE"
 SELDOM_USED = ("requests", "jsonschema", "tqdm", "tqdm.auto")
 """What Ray imports to ask clouds for accelerators, to check environments of tasks, and to show progress."""
 WORKER = "ray._private.workers.default_worker"
+IMPORTED_LATER = ("ray._common.usage.usage_lib", "grpc._interceptor", "grpc._server", "grpc._channel")
+"""What Ray and gRPC import as a machine starts. The template does it for all, but for names that they do not have."""
 READ_AT_IMPORT = ("RAY_JOB_ID", "RAY_RAYLET_PID")
 """What Ray's core reads from the environment when it is imported, and never again."""
 REQUEST_SECONDS = 10.0
@@ -50,6 +50,7 @@ class WorkerTemplate:
     """
 
     def __init__(self, defaults: Mapping[str, str]) -> None:
+        import socket
         import subprocess
 
         self._listener = socket.socket(socket.AF_UNIX)
@@ -75,8 +76,11 @@ class WorkerTemplate:
             self._listener.bind(str(path))
             self._listener.listen(512)
         if self._process.stdin is not None:
-            with contextlib.suppress(BrokenPipeError), self._process.stdin as told:
-                told.write(_LISTENS)
+            try:
+                with self._process.stdin as told:
+                    told.write(_LISTENS)
+            except BrokenPipeError:
+                pass  # It has ended.
 
     def end(self) -> None:
         """End the template. Idempotent."""
@@ -150,13 +154,15 @@ class _Template:
         """Make the copy that a request asks for; true in the copy. A request without an answer makes none: whoever
         asked then becomes a worker itself.
         """
+        import socket
+
         connection.settimeout(REQUEST_SECONDS)
         files: list[int] = []
         try:
             text, files, _, _ = socket.recv_fds(connection, 1 << 16, 3)
             while more := connection.recv(1 << 20):
                 text += more
-            environment, arguments = json.loads(text)
+            environment, arguments = _read_request(text)
             if not self._knows_ray(environment):
                 return False
             pid = os.fork()
@@ -179,12 +185,30 @@ class _Template:
             os.environ.update(environment)
             prepare_imports()
             run_worker("imported")
+            _import_in_advance()
             gc.freeze()  # A copy that collects garbage shall not write to pages that all share.
         return cluster == self._cluster
 
 
+def _request() -> bytes:
+    """This process's environment and arguments, as text that ends with a zero each; a zero more is between them."""
+    variables = b"".join(b"%s=%s\0" % pair for pair in os.environb.items())
+    return variables + b"\0" + b"".join(os.fsencode(word) + b"\0" for word in sys.argv[1:])
+
+
+def _read_request(text: bytes) -> tuple[dict[str, str], list[str]]:
+    """The environment and the arguments of a `_request`. Raises ValueError if it is none."""
+    variables, end, words = text.partition(b"\0\0")
+    if not end or words[-1:] not in (b"", b"\0"):
+        raise ValueError("no whole request")
+    pairs = (os.fsdecode(variable).partition("=") for variable in variables.split(b"\0"))
+    return {name: value for name, _, value in pairs}, [os.fsdecode(word) for word in words.split(b"\0")[:-1]]
+
+
 def _become(environment: Mapping[str, str], arguments: Sequence[str], files: Sequence[int]) -> None:
     """Take over what the process that asked has from the raylet."""
+    import signal
+
     os.setpgid(0, 0)  # The raylet ends the process group of a worker that has ended.
     for number, file in enumerate(files):
         os.dup2(file, number)
@@ -208,6 +232,16 @@ def prepare_imports() -> None:
     serialization_addons.apply = lambda serialization_context: None
 
 
+def _import_in_advance() -> None:
+    """Import `IMPORTED_LATER`."""
+    import contextlib
+    from importlib import import_module
+
+    for name in IMPORTED_LATER:
+        with contextlib.suppress(ImportError):
+            import_module(name)
+
+
 def run_worker(name: str) -> None:
     """Run Ray's worker under a module name; it works under ``__main__``. Without it no machine starts."""
     import runpy
@@ -217,16 +251,19 @@ def run_worker(name: str) -> None:
 
 def ask_for_copy(address: str) -> bool:
     """Whether the template at a socket has made a copy with this process's environment, arguments and files."""
+    template = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
     try:
-        with socket.socket(socket.AF_UNIX) as template:
-            template.connect(address)
-            text = json.dumps([dict(os.environ), sys.argv[1:]]).encode()
-            sent = socket.send_fds(template, [text], [0, 1, 2])
-            template.sendall(text[sent:])
-            template.shutdown(socket.SHUT_WR)
-            return bool(template.recv(32))
+        template.connect(address)
+        text = _request()
+        files = b"".join(number.to_bytes(4, sys.byteorder) for number in range(3))
+        sent = template.sendmsg([text], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, files)])
+        template.sendall(text[sent:])
+        template.shutdown(_socket.SHUT_WR)
+        return bool(template.recv(32))
     except OSError:
         return False
+    finally:
+        template.close()
 
 
 def main() -> None:
@@ -239,6 +276,8 @@ def main() -> None:
     sys.path[:] = [path for path in sys.path if path != __file__.rpartition("/")[0]]
     if sys.argv[1:2] == [_TEMPLATE]:
         import ctypes
+        import signal
+        import socket
 
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != int(sys.argv[3]):  # Its owner ended before the line above ran.

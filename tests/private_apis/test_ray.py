@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import podrun
+from podrun.partition.host import guardian
 from podrun.private_apis import ray as private_ray
 from podrun.private_apis import ray_worker
 
@@ -225,6 +226,32 @@ def test_a_machines_process_is_a_copy_of_the_template(
     assert stranger == ["2 ['--for=2'] ['--for=2'] False"]
     assert start("1") == ["1 ['--for=1'] ['--for=1'] False"]
     template.end()
+
+
+def test_a_request_for_a_copy_keeps_environment_and_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["worker", "--a=1", "", "two words", os.fsdecode(b"\xff=")])
+    monkeypatch.setenv("EMPTY", "")
+    monkeypatch.setenv("EQUALS", "a=b\nc")
+    monkeypatch.setitem(os.environ, "NO_TEXT", os.fsdecode(b"\xfe"))
+    whole = ray_worker._request()
+    assert ray_worker._read_request(whole) == (dict(os.environ), sys.argv[1:])
+    for cut in (whole[:-1], whole[:20], b""):
+        with pytest.raises(ValueError, match="no whole request"):
+            ray_worker._read_request(cut)
+
+
+@pytest.mark.parametrize("file", [ray_worker.__file__, guardian.__file__])
+def test_small_processes_import_next_to_nothing(file: str) -> None:
+    """Each launch starts several of them."""
+    code = f"import sys; exec(compile(open({file!r}).read(), 'file', 'exec'), {{'__name__': 'small', '__file__': ''}})"
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", f"{code}; print(*sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    slow = {"contextlib", "enum", "json", "re", "shutil", "signal", "socket", "subprocess", "threading"}
+    assert slow.isdisjoint(done.stdout.split())
 
 
 def test_a_template_ends_that_never_gets_a_socket() -> None:

@@ -9,13 +9,11 @@ This file is also what the guardian process runs, with nothing but the standard 
 Lines on its input: ``process PID START_TICKS``, ``directory PATH``, ``mark NAME=VALUE``, ``done``.
 """
 
-import contextlib
 import os
-import shutil
-import signal
-import subprocess
 import sys
 import time
+
+# Functions import what takes a guardian longer to import than it takes Python to start.
 
 SCRATCH_PREFIX = "podrun-scratch-"
 """Names of directories that may be removed start with this; no other directory is removed."""
@@ -29,6 +27,8 @@ class Guardian:
     """
 
     def __init__(self, *, adopted: bool = False) -> None:
+        import subprocess
+
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", os.path.abspath(__file__), *([_ADOPTED] if adopted else [])],
             stdin=subprocess.PIPE,
@@ -59,6 +59,8 @@ class Guardian:
 
     def dismiss(self) -> None:
         """End the guardian without any work: the owner has cleaned up. Idempotent."""
+        import contextlib
+
         self._say("done")
         if self._process.stdin is not None and not self._process.stdin.closed:
             with contextlib.suppress(BrokenPipeError):  # The guardian has ended already.
@@ -66,6 +68,8 @@ class Guardian:
         self._process.wait(timeout=5)
 
     def _say(self, line: str) -> None:
+        import contextlib
+
         stdin = self._process.stdin
         if stdin is None or stdin.closed:
             return
@@ -103,6 +107,9 @@ def end_marked(mark: str, patience: float = 3.0) -> None:
 
     A process in execve(2) shows no environment, so two looks in a row must find none.
     """
+    import contextlib
+    import signal
+
     end = time.monotonic() + patience
     looks = 0
     while looks < 2 and time.monotonic() < end:
@@ -163,6 +170,9 @@ def _writes_under(pid: str, prefix: str) -> bool:
 
 def end_writers(directory: str, patience: float = 3.0) -> None:
     """End the processes that write to a directory, and those that they start meanwhile."""
+    import contextlib
+    import signal
+
     end = time.monotonic() + patience
     while (pids := writers(directory)) and time.monotonic() < end:
         for pid in pids:
@@ -173,6 +183,8 @@ def end_writers(directory: str, patience: float = 3.0) -> None:
 
 def remove_tree(path: str, patience: float = 3.0) -> None:
     """Remove a directory in which ending processes may still write."""
+    import shutil
+
     end = time.monotonic() + patience
     while os.path.isdir(path) and time.monotonic() < end:
         shutil.rmtree(path, ignore_errors=True)
