@@ -26,9 +26,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from types import CodeType
-from typing import IO, NoReturn
+from typing import IO, TYPE_CHECKING, NoReturn
 
 import numpy
+
+if TYPE_CHECKING:
+    from tests.conftest import Commands
 
 ROOT = Path(__file__).resolve().parent.parent
 MODULES = (
@@ -48,6 +51,8 @@ MODULES = (
 """What the first process imports, besides what machines import ahead."""
 COMPAT = "import sys; from podrun.compat.__main__ import run_compat; sys.exit(run_compat())"
 """What ``python -m podrun.compat`` runs."""
+COMMAND = "import sys; from podrun.commands import {} as main; sys.argv[0] = {!r}; sys.exit(main())"
+"""What an installed command runs."""
 ENVIRON = dict(os.environ)
 """That of the process of which others are copies. Test files import this module before the first test runs."""
 NUMBER = struct.Struct("=q")
@@ -136,6 +141,7 @@ def run_copied(
     """Run such a process to its end, like `subprocess.run`. A TimeoutError gives the end of what it said."""
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         process = CopiedProcess(code, words, env=env, cwd=cwd, out=out, err=err)
+        process.stdin.close()
         try:
             code_of_end = process.wait(timeout)
         except TimeoutError as error:
@@ -144,6 +150,16 @@ def run_copied(
             process.kill()
             process.communicate(END_SECONDS)
         return subprocess.CompletedProcess([code, *words], code_of_end, _text(out), _text(err))
+
+
+def run_command(
+    commands: Commands, name: str, *words: str | Path, timeout: float = 180.0
+) -> subprocess.CompletedProcess[str]:
+    """Run one of podrun's commands to its end in a copy, with the environment and in the folder of `Commands.run`."""
+    code = COMMAND.format(name.replace("-", "_"), name)
+    return run_copied(
+        code, [*map(str, words)], env=commands.environment(), cwd=commands.home, timeout=timeout
+    )
 
 
 def _text(file: IO[str]) -> str:

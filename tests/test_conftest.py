@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
 import os
 import signal
@@ -128,3 +129,29 @@ def test_programs_of_tests_are_forgotten_where_their_options_change(
     forget_programs(quick, plain)  # type: ignore[arg-type]
     forget_programs(other, quick)  # type: ignore[arg-type]
     assert forgotten == ["all", "all"]
+
+
+def test_tests_of_front_ends_over_other_libraries_that_start_processes_are_slow() -> None:
+    """``make test-processes`` leaves these folders out, whose files import torch and TensorFlow."""
+    marks: dict[str, set[str]] = {}
+    for folder in ("poptorch", "tensorflow"):
+        for path in (ROOT / "tests" / folder).rglob("test_*.py"):
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            of_file = {word for node in tree.body if _is_pytestmark(node) for word in _marks(node.value)}  # type: ignore[attr-defined]
+            for function in ast.walk(tree):
+                if isinstance(function, ast.FunctionDef) and function.name.startswith("test_"):
+                    own = {word for mark in function.decorator_list for word in _marks(mark)}
+                    marks[f"{folder}/{path.name}::{function.name}"] = own | of_file
+    system = {name for name, own in marks.items() if "system" in own}
+    assert len(system) > 5
+    assert [name for name in sorted(system) if "slow" not in marks[name]] == []
+
+
+def _is_pytestmark(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark"
+
+
+def _marks(mark: ast.expr) -> list[str]:
+    """The names of a mark, or of a list of them; not those of a parameter's cases."""
+    marks = mark.elts if isinstance(mark, ast.List) else [mark]
+    return [ast.unparse(each).split("(")[0].removeprefix("pytest.mark.") for each in marks]

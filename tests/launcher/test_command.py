@@ -13,12 +13,11 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import BIN, Commands, marked_processes, script, tagged, wait_until
-from tests.copies import run_copied
+from tests.copies import run_command
 
 pytestmark = pytest.mark.system
 
 OFFLINE = ("podrun", "--offline-mode=yes")
-PODRUN = "import sys; from podrun.commands import podrun; sys.argv[0] = 'podrun'; sys.exit(podrun())"
 WAITING = """
 import os, sys, time
 print("here", flush=True)
@@ -28,8 +27,8 @@ time.sleep(60)
 
 def test_tags_layout_and_exit_code(commands: Commands, tmp_path: Path) -> None:
     script(tmp_path, "import os\nprint(os.environ['POPDIST_REPLICA_INDEX_OFFSET'])\n")
-    done = commands.run(
-        *OFFLINE, "--num-replicas=8", "--num-instances", "4", "--print-topology=yes", "train.py"
+    done = run_command(
+        commands, *OFFLINE, "--num-replicas=8", "--num-instances", "4", "--print-topology=yes", "train.py"
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(" ====")
@@ -38,12 +37,12 @@ def test_tags_layout_and_exit_code(commands: Commands, tmp_path: Path) -> None:
 
 
 def test_quiet_prints_nothing_of_its_own(commands: Commands) -> None:
-    done = commands.run(*OFFLINE, "--quiet", "echo", "hello")
+    done = run_command(commands, *OFFLINE, "--quiet", "echo", "hello")
     assert (done.stdout, done.stderr, done.returncode) == ("[1,0]<stdout>:hello\n", "", 0)
 
 
 def test_verbose_lines_have_poprun_s_form(commands: Commands) -> None:
-    done = commands.run(*OFFLINE, "-vv", "true")
+    done = run_command(commands, *OFFLINE, "-vv", "true")
     assert done.returncode == 0
     lines = done.stderr.splitlines()
     logged = [line.split(" ", 4) for line in lines if " POPRUN [" in line]
@@ -69,7 +68,7 @@ def test_the_first_failing_instance_decides_and_is_heard_last(commands: Commands
         "time.sleep(600)\n",
     )
     before = time.monotonic()
-    done = commands.run(*OFFLINE, "--num-replicas=4", "--num-instances=4", "train.py")
+    done = run_command(commands, *OFFLINE, "--num-replicas=4", "--num-instances=4", "train.py")
     assert done.returncode == 1
     assert time.monotonic() - before < 120
     assert done.stderr.splitlines()[-1] == "[1,2]<stderr>:RuntimeError: boom"
@@ -82,16 +81,16 @@ def test_the_first_failing_instance_decides_and_is_heard_last(commands: Commands
 
 def test_a_failure_without_a_traceback_is_heard_last_too(commands: Commands, tmp_path: Path) -> None:
     script(tmp_path, "x = (\n")
-    done = commands.run(*OFFLINE, "--num-replicas=2", "--num-instances=2", "train.py")
+    done = run_command(commands, *OFFLINE, "--num-replicas=2", "--num-instances=2", "train.py")
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].endswith("<stderr>:SyntaxError: '(' was never closed")
-    alone = commands.run(*OFFLINE, "train.py")
+    alone = run_command(commands, *OFFLINE, "train.py")
     assert alone.stderr.splitlines()[-1] == "[1,0]<stderr>:SyntaxError: '(' was never closed"
 
 
 def test_a_lone_instances_traceback_is_not_repeated(commands: Commands, tmp_path: Path) -> None:
     script(tmp_path, "raise ValueError('once')\n")
-    done = commands.run(*OFFLINE, "train.py")
+    done = run_command(commands, *OFFLINE, "train.py")
     assert done.returncode == 1
     assert done.stderr.count("ValueError: once") == 1
     assert done.stderr.splitlines()[-1] == "[1,0]<stderr>:ValueError: once"
@@ -103,7 +102,7 @@ def test_a_lone_instances_traceback_is_not_repeated(commands: Commands, tmp_path
 def test_podrun_ends_with_the_exit_code_of_the_program(
     commands: Commands, words: tuple[str, ...], code: int
 ) -> None:
-    done = commands.run(*OFFLINE, *words)
+    done = run_command(commands, *OFFLINE, *words)
     assert done.returncode == code
     assert "ended with" in done.stderr
 
@@ -135,7 +134,7 @@ def test_podrun_ends_with_the_exit_code_of_the_program(
 def test_wrong_command_lines_are_refused_with_a_hint(
     commands: Commands, words: tuple[str, ...], message: str, hint: str
 ) -> None:
-    done = run_copied(PODRUN, words, env=commands.environment(), cwd=commands.home)
+    done = run_command(commands, "podrun", *words)
     assert done.returncode == 2, done.stderr
     assert done.stderr.startswith("podrun: error: ")
     assert message in done.stderr
@@ -145,8 +144,8 @@ def test_wrong_command_lines_are_refused_with_a_hint(
 
 
 def test_dry_run_starts_nothing(commands: Commands) -> None:
-    done = commands.run(
-        "podrun", "--num-replicas=16", "--num-instances=2", "--dry-run", "sh", "-c", "touch started"
+    done = run_command(
+        commands, "podrun", "--num-replicas=16", "--num-instances=2", "--dry-run", "sh", "-c", "touch started"
     )
     assert done.returncode == 0, done.stderr
     assert "POPDIST_REPLICA_INDEX_OFFSET=8" in done.stdout
@@ -156,21 +155,22 @@ def test_dry_run_starts_nothing(commands: Commands) -> None:
 
 
 def test_config_goes_out_and_comes_in(commands: Commands) -> None:
-    first = commands.run(
-        *OFFLINE, "--num-replicas=4", "--num-instances=2", "--export-config", "c.yaml", "true"
+    first = run_command(
+        commands, *OFFLINE, "--num-replicas=4", "--num-instances=2", "--export-config", "c.yaml", "true"
     )
     assert first.returncode == 0, first.stderr
-    again = commands.run("podrun", "--import-config", "c.yaml", "--num-instances=4", "echo", "hi")
+    again = run_command(commands, "podrun", "--import-config", "c.yaml", "--num-instances=4", "echo", "hi")
     assert again.returncode == 0, again.stderr
     assert tagged(again.stdout, 3) == ["hi"]
-    refused = commands.run(*OFFLINE, "--export-config", "c.yaml", "true")
+    refused = run_command(commands, *OFFLINE, "--export-config", "c.yaml", "true")
     assert refused.returncode == 2
     assert "--overwrite-config=yes" in refused.stderr
 
 
 def test_output_files_exports_and_directory(commands: Commands) -> None:
     (commands.home / "inside").mkdir()
-    done = commands.run(
+    done = run_command(
+        commands,
         *OFFLINE,
         "--mpi-global-args=--output-filename out --mca btl tcp",
         "--mpi-local-args=-x MINE=1 -wdir inside",
@@ -191,7 +191,7 @@ def test_input_reaches_the_first_instance_only(commands: Commands) -> None:
 
 def test_a_script_that_wants_ipus_offline_is_refused(commands: Commands, tmp_path: Path) -> None:
     script(tmp_path, "import os\nfrom podrun.device.host.connecting import connect\nconnect(os.environ)\n")
-    done = commands.run(*OFFLINE, "train.py")
+    done = run_command(commands, *OFFLINE, "train.py")
     assert done.returncode == 1
     assert "launched without IPUs" in done.stderr
 

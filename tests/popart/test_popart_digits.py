@@ -38,7 +38,8 @@ def accuracy(output: str) -> float:
     [
         pytest.param("cnn", 1, marks=pytest.mark.slow),
         pytest.param("cnn", 16, marks=pytest.mark.slow),
-        ("mlp", 16),
+        # By default `tests/system/test_digits.py` trains it for an epoch.
+        pytest.param("mlp", 16, marks=pytest.mark.slow),
     ],
 )
 def test_it_learns_and_saves_what_onnxruntime_runs_as_well(tmp_path, model, replicas):

@@ -12,9 +12,10 @@ import pytest
 from tests.conftest import ROOT, Commands
 
 PROGRAMS = sorted(path.name for path in (ROOT / "examples" / "poptorch").glob("*.py"))
-pytestmark = [pytest.mark.system, pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")]
+pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")
 
 
+@pytest.mark.system
 @pytest.mark.slow  # By default the checkpoints of `executor/test_poptorch_checkpoints.py` resume training here.
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_users_program_runs_unmodified(commands: Commands, tmp_path: Path, name: str) -> None:
@@ -24,6 +25,7 @@ def test_a_users_program_runs_unmodified(commands: Commands, tmp_path: Path, nam
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.system
 @pytest.mark.slow
 @pytest.mark.parametrize("instances", [1, 2])
 def test_a_resnet_trains_on_the_replicas_it_is_launched_with(
@@ -48,6 +50,7 @@ assert numpy.random.rand() == expected
 """
 
 
+@pytest.mark.system
 @pytest.mark.slow
 def test_jax_says_nothing_in_a_program_that_logs_and_draws_no_numbers(commands: Commands) -> None:
     done = commands.run(sys.executable, "-m", "podrun.compat", "-c", LOGS, timeout=120)
@@ -55,6 +58,7 @@ def test_jax_says_nothing_in_a_program_that_logs_and_draws_no_numbers(commands: 
     assert "jax" not in done.stderr
 
 
+@pytest.mark.system
 @pytest.mark.slow
 def test_a_program_is_profiled_on_the_ipus_that_it_needs(commands: Commands, tmp_path: Path) -> None:
     fixed = tmp_path / "fixed.py"

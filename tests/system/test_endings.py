@@ -13,14 +13,13 @@ import pytest
 
 from podrun.partition.host.discovery import Registry
 from tests.conftest import Commands, tagged, wait_until
-from tests.copies import run_copied
+from tests.copies import run_command
 from tests.system.conftest import PARTITION, PROGRAMS
 
 pytestmark = pytest.mark.system
 
 SMALL = PROGRAMS / "small.py"
 RUN = ("podrun", "--num-replicas=16", "--num-instances=2", "--vipu-partition", PARTITION)
-GC_MONITOR = "import sys; from podrun.commands import gc_monitor; sys.exit(gc_monitor())"
 
 
 def until_stepping(process: object) -> None:
@@ -30,7 +29,7 @@ def until_stepping(process: object) -> None:
 
 
 def detached(pod: Commands) -> bool:
-    shown = run_copied(GC_MONITOR, env=pod.environment(), cwd=pod.home)
+    shown = run_command(pod, "gc-monitor")
     assert shown.returncode == 0, shown.stderr
     return "small.py" not in shown.stdout
 
@@ -74,17 +73,17 @@ def test_what_services_keep_on_disk_is_the_users_alone(pod: Commands) -> None:
 
 
 def test_partition_rules(pod: Commands) -> None:
-    misfit = pod.run("podrun", "--num-replicas=8", SMALL)
+    misfit = run_command(pod, "podrun", "--num-replicas=8", SMALL)
     assert misfit.returncode == 2
     assert f"partition {PARTITION} has 16 IPUs; the run needs 8" in misfit.stderr
     assert "--update-partition=yes" in misfit.stderr
-    full = pod.run("podrun", "--num-replicas=8", "--vipu-partition=other", SMALL)
+    full = run_command(pod, "podrun", "--num-replicas=8", "--vipu-partition=other", SMALL)
     assert full.returncode == 2
     assert PARTITION in full.stderr
-    large = pod.run("podrun", "--num-replicas=32", SMALL)
+    large = run_command(pod, "podrun", "--num-replicas=32", SMALL)
     assert large.returncode == 2
     assert "needs 32 IPUs; pod16 has 16" in large.stderr
-    pod64 = pod.run("podrun", "--num-replicas=32", "--cluster=pod64", "--dry-run", SMALL)
+    pod64 = run_command(pod, "podrun", "--num-replicas=32", "--cluster=pod64", "--dry-run", SMALL)
     assert pod64.returncode == 0, pod64.stderr
     assert "podrun starts one for the run" in pod64.stdout
 
@@ -117,7 +116,7 @@ def test_a_port_that_is_taken(commands: Commands, tmp_path: Path) -> None:
 
 
 def test_a_server_that_is_named_must_answer(commands: Commands) -> None:
-    done = commands.run("podrun", "--vipu-server-host=127.0.0.1", "--vipu-server-port=1", "true")
+    done = run_command(commands, "podrun", "--vipu-server-host=127.0.0.1", "--vipu-server-port=1", "true")
     assert done.returncode == 1
     assert "no V-IPU server answers at 127.0.0.1:1" in done.stderr
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import subprocess
 
 import pytest
 
 from tests.conftest import Commands, tagged
-from tests.copies import run_copied
+from tests.copies import run_command
 from tests.system.conftest import PARTITION, PROGRAMS
 
 pytestmark = pytest.mark.system
@@ -20,16 +19,9 @@ LOST = ("machine:1@batch=17:lost", "poplar_unrecoverable_runtime_error", "none",
 REPAIRED = [("vipu-admin", "restart", "agent", "ipum2"), ("vipu", "reset", "partition", PARTITION)]
 
 
-def tool(pod: Commands, name: str, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run a command of the POD's operators."""
-    code = f"import sys; from podrun.commands import {name.replace('-', '_')} as main\n"
-    code += f"sys.argv[0] = {name!r}\nsys.exit(main())"
-    return run_copied(code, words, env=pod.environment(), cwd=pod.home)
-
-
 def machine_errors(pod: Commands) -> str:
     """The errors that gc-monitor shows."""
-    shown = tool(pod, "gc-monitor")
+    shown = run_command(pod, "gc-monitor")
     assert shown.returncode == 0, shown.stderr
     return shown.stdout
 
@@ -87,10 +79,10 @@ def test_each_fault_is_told_seen_and_repaired_as_documented(
     assert kind in done.stderr
     assert shown in machine_errors(pod).lower()
     for words in too_weak:
-        tool(pod, *words)
+        run_command(pod, *words)
     assert not too_weak or not usable(pod)
     for words in right:
-        done = tool(pod, *words)
+        done = run_command(pod, *words)
         assert done.returncode == 0, done.stderr
     assert usable(pod)
     assert shown not in machine_errors(pod).lower()

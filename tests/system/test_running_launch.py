@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.conftest import Commands, wait_until
+from tests.copies import run_command
 from tests.system.conftest import PARTITION, PROGRAMS, nothing_left
 from tests.system.test_endings import detached, until_stepping
 
@@ -64,10 +65,10 @@ def launch(launches: Launch) -> subprocess.Popen[str]:
 def test_monitor_sees_the_partition_and_the_attached_processes(
     launch: subprocess.Popen[str], pod: Commands
 ) -> None:
-    seen = pod.run("gc-monitor", "--json")
+    seen = run_command(pod, "gc-monitor", "--json")
     assert seen.returncode == 0, seen.stderr
     data = json.loads(seen.stdout)
-    text = pod.run("gc-monitor").stdout
+    text = run_command(pod, "gc-monitor").stdout
     assert launch.poll() is None
     assert [p["name"] for p in data["partitions"]] == [PARTITION]
     assert seen.stdout.count('"PID"') == 16
@@ -75,22 +76,22 @@ def test_monitor_sees_the_partition_and_the_attached_processes(
 
 
 def test_a_partition_in_use_is_not_taken_away(launch: subprocess.Popen[str], pod: Commands) -> None:
-    refused = pod.run(*RUN, SMALL)
+    refused = run_command(pod, *RUN, SMALL)
     assert refused.returncode == 2
     assert f"partition {PARTITION} is in use by process" in refused.stderr
     assert launch.poll() is None
 
 
 def test_podrun_stop_ends_a_launch_as_ctrl_c_does(launch: subprocess.Popen[str], pod: Commands) -> None:
-    listed = pod.run("podrun", "ps")
+    listed = run_command(pod, "podrun", "ps")
     assert f" {PARTITION} " in listed.stdout
     assert "podrun --num-replicas=16" in listed.stdout
-    stopped = pod.run("podrun", "stop", PARTITION)
+    stopped = run_command(pod, "podrun", "stop", PARTITION)
     assert (stopped.returncode, stopped.stdout) == (0, f"{PARTITION} ended\n"), stopped.stderr
     _, err = launch.communicate(timeout=120)
     assert launch.returncode == 143
     assert "SIGTERM: all instances were ended" in err
     wait_until(lambda: detached(pod), 60, "the machines notice that the processes are gone")
-    again = pod.run("podrun", "stop", PARTITION)
+    again = run_command(pod, "podrun", "stop", PARTITION)
     assert again.returncode == 2
     assert f"vipu remove partition {PARTITION}" in again.stderr
