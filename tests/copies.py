@@ -1,9 +1,10 @@
 """Processes that are copies of one that has imported JAX, podrun and the tests' programs.
 
 Importing takes a process a second of a core, and a copy hundredths of one. Copies are processes like others: with an
-environment, files, a process id and an exit code. They differ in three ways. Variables that modules read when they are
+environment, files, a process id and an exit code. They differ in four ways. Variables that modules read when they are
 imported (JAX_*, NPY_*, PYTHON*) are those of the whole run of tests, whatever environment a copy has. All copies have
-one hash seed. ``/proc/PID/environ`` shows the environment of the process that they are copies of.
+one hash seed. ``/proc/PID/environ`` shows the environment of the process that they are copies of. A copy ends once its
+threads and the functions of `atexit` have: it does not take its modules apart, which would copy the memory of all.
 """
 
 from __future__ import annotations
@@ -273,14 +274,34 @@ def _become(
     return functools.partial(_run, compile(code, "<copy>", "exec"))
 
 
-def _run(program: CodeType) -> None:
+def _run(program: CodeType) -> NoReturn:
     """Run the code of a copy. Its errors are shown without the frames of this file."""
+    code: object = None
     try:
         exec(program, {"__name__": "__main__"})  # noqa: S102 - a test's own code
+    except SystemExit as end:
+        code = end.code
     except Exception as error:
         trace = error.__traceback__
         sys.excepthook(type(error), error, trace and trace.tb_next)
-        sys.exit(1)
+        code = 1
+    _leave(code)
+
+
+def _leave(code: object) -> NoReturn:
+    """End as Python does after `sys.exit`, but for what it does last."""
+    if not isinstance(code, int | None):
+        print(code, file=sys.stderr)
+        code = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    number = (code or 0) & 0xFF
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            number = 120
+    os._exit(number)
 
 
 if __name__ == "__main__":

@@ -38,6 +38,14 @@ def test_output_of_any_length_comes_back() -> None:
     assert (done.returncode, len(done.stdout), done.stderr) == (0, 200_001, "y\n")
 
 
+def test_a_copy_ends_after_its_threads_and_what_is_to_run_at_its_exit() -> None:
+    code = "import atexit, sys, threading\natexit.register(print, 'exit')\n"
+    code += "def last():\n    threading.main_thread().join()\n    print('thread')\n"
+    code += "threading.Thread(target=last).start()\nsys.exit('why')\n"
+    done = run_copied(code, timeout=SECONDS)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "thread\nexit\n", "why\n")
+
+
 def test_what_a_process_said_that_does_not_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real, said = CopiedProcess.wait, tmp_path / "said"
     os.mkfifo(said)
