@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import signal
 import subprocess
@@ -69,20 +70,24 @@ def test_ctrl_c_during_the_first_imports_ends_a_command_without_a_word(tmp_path:
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 
-def test_the_command_itself_gets_python_s_ctrl_c(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_command_itself_gets_python_s_ctrl_c_and_its_imports_few_looks_for_garbage(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     (tmp_path / "seen.py").write_text(
-        "import signal\nBEFORE = signal.getsignal(signal.SIGINT)\n"
+        "import gc, signal\nBEFORE, SELDOM = signal.getsignal(signal.SIGINT), gc.get_threshold()\n"
         "def main():\n    return 7 * (signal.getsignal(signal.SIGINT) is signal.default_int_handler)\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     for stream in ("stdout", "stderr"):
         monkeypatch.setattr(sys, stream, getattr(sys, stream))  # A command replaces them.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    before, often = signal.signal(signal.SIGINT, signal.default_int_handler), gc.get_threshold()
     try:
         assert commands._run("seen") == 7
+        assert sys.modules["seen"].SELDOM == gc.get_threshold() == (commands.SELDOM, *often[1:])
         assert sys.modules["seen"].BEFORE is signal.SIG_DFL
     finally:
         signal.signal(signal.SIGINT, before)
+        gc.set_threshold(*often)
         sys.modules.pop("seen", None)
 
 

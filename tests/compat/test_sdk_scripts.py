@@ -51,6 +51,20 @@ def test_scripts_see_the_sdk_s_names_and_their_arguments(tmp_path):
     assert done.stdout == "3.4 5 ['--x', '1']\n", done.stderr
 
 
+def test_popart_is_imported_without_looking_for_garbage(tmp_path):
+    done = run(
+        tmp_path,
+        "import gc, numpy\n"
+        "looks = []\n"
+        "gc.collect()\n"
+        "gc.callbacks.append(lambda phase, _: looks.append(phase))\n"
+        "import popart\n"
+        "gc.callbacks.clear()\n"
+        "print(len(looks) < 6, gc.isenabled(), gc.get_threshold()[0], gc.get_freeze_count())\n",
+    )
+    assert done.stdout == "True True 700 0\n", done.stderr
+
+
 def test_a_program_draws_the_same_numbers_and_forks_in_silence_when_a_session_imports_jax(tmp_path):
     text = (
         "import numpy as np, os, sys, popart\n"

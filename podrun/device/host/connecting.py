@@ -15,6 +15,7 @@ from podrun.core.environment import (
     PODRUN_OFFLINE_MODE,
 )
 from podrun.core.errors import UsageError
+from podrun.core.garbage import without_garbage_collection
 from podrun.device.connection import Connection
 from podrun.private_apis.lean_imports import import_grpc
 
@@ -59,8 +60,9 @@ def connect(environ: Mapping[str, str], *, standalone_ipus: int | None = None) -
     if environ.get(IPUOF_VIPU_API_HOST) and environ.get(IPUOF_VIPU_API_PARTITION_ID):
         _refuse_faults_of_the_process(environ, f"partition {environ[IPUOF_VIPU_API_PARTITION_ID]}")
         quiet_grpc()
-        import_grpc()
-        from podrun.device.host.partition_config import connect_partition
+        with without_garbage_collection():
+            import_grpc()
+            from podrun.device.host.partition_config import connect_partition
 
         return connect_partition(environ)
     if paths := config_files(environ):
