@@ -71,6 +71,21 @@ def test_a_function_in_the_scope_is_a_program(ipu: Any) -> None:
         assert on_the_host(tf.constant(3)).numpy() == 1
 
 
+def test_a_function_without_autograph_is_not_converted(ipu: Any) -> None:
+    """On an IPU as on the host: Python cannot branch on a tensor."""
+    import tensorflow as tf
+
+    @tf.function(autograph=False)
+    def chosen(x: Any) -> Any:
+        return x * 2.0 if x > 0.0 else x
+
+    strategy = ipu.ipu_strategy.IPUStrategyV1()
+    with strategy.scope(), pytest.raises(tf.errors.OperatorNotAllowedInGraphError):
+        strategy.run(chosen, args=[tf.constant(3.0)])
+    with tf.device(IPU), pytest.raises(tf.errors.OperatorNotAllowedInGraphError):
+        chosen(tf.constant(3.0))
+
+
 def test_float64_stays_on_the_host_unless_placing_is_strict(ipu: Any) -> None:
     import tensorflow as tf
 

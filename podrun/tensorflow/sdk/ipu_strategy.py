@@ -255,9 +255,9 @@ class IPUStrategyV1(_one_device.OneDeviceStrategy):  # type: ignore[misc]
         flat = [inner(v, i) for i, v in enumerate(tf.nest.flatten((args, kwargs)))]
         own_args, own_kwargs = tf.nest.pack_sequence_as((args, kwargs), flat)
         function = getattr(fn, "python_function", getattr(fn, "_python_function", fn))
-        concrete = hasattr(fn, "structured_input_signature")
+        converts = getattr(fn, "_autograph", not hasattr(fn, "structured_input_signature"))
         with self.scope(), self.replica():
-            outcome = trace(graph, function, own_args, own_kwargs, convert=not concrete)
+            outcome = trace(graph, function, own_args, own_kwargs, convert=converts)
         check_host_free(graph)
         tensors = [t for t in tf.nest.flatten(outcome) if isinstance(t, tf.Tensor)]
         for tensor in tensors:
