@@ -135,7 +135,7 @@ def expected(case_: RawCase, half: bool) -> list[np.ndarray | None]:
         return [r for r in present if r is not None]
 
     kept: list[bool] = []
-    program = tf.function(traced, jit_compile=case_.xla)
+    program = tf.function(traced, autograph=False, jit_compile=case_.xla)
     values = iter([np.asarray(v) for v in program(*(tf.constant(a) for a in arrays))])
     return [*(next(values) if there else None for there in kept), *(v.numpy() for v in variables.values())]
 

@@ -206,7 +206,7 @@ def test_a_dense_layer_multiplies_8_bit_floats(ipu: Any) -> None:
     np.testing.assert_array_equal(layer(inputs), plain(inputs))
     assert np.abs(plain(inputs) - expected).max() > 0.01
 
-    @tf.function
+    @tf.function(autograph=False)
     def step(x: Any) -> Any:
         return layer(f8.convert_to_f8(x, metadata))
 

@@ -197,7 +197,7 @@ def test_gradients_pass_what_overflows(ipu: Any, part: int | None) -> None:
     config.auto_select_ipus = 1
     config.configure_ipu_system()
 
-    @tf.function(jit_compile=True)
+    @tf.function(autograph=False, jit_compile=True)
     def program(arguments: dict[str, list[tf.Tensor]]) -> Any:
         return {name: gradients(chosen[name][0], values) for name, values in arguments.items()}
 
@@ -220,7 +220,7 @@ def test_gradients_pass_what_overflows(ipu: Any, part: int | None) -> None:
 def test_a_gradient_of_zero_stays_zero_where_the_slope_overflows(ipu: Any, most: int) -> None:
     import tensorflow as tf
 
-    @tf.function(jit_compile=True)
+    @tf.function(autograph=False, jit_compile=True)
     def program(x: tf.Tensor, small: tf.Tensor) -> Any:
         with tf.GradientTape() as tape:
             tape.watch([x, small])
@@ -239,7 +239,7 @@ def test_a_gradient_of_zero_stays_zero_where_the_slope_overflows(ipu: Any, most:
 def test_random_words_of_all_widths_have_the_shape_that_is_asked_for(ipu: Any, width: str) -> None:
     import tensorflow as tf
 
-    @tf.function(jit_compile=True)
+    @tf.function(autograph=False, jit_compile=True)
     def program(seed: tf.Tensor) -> Any:
         words = tf.raw_ops.StatelessRandomUniformFullInt(shape=[64, 2], seed=seed, dtype=tf.as_dtype(width))
         return words, tf.cast(words // 2**16, tf.int32)

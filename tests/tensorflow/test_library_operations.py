@@ -213,7 +213,7 @@ def test_losses_over_sampled_classes_keep_those_that_are_true_and_take_given_one
     softmax = np.log(np.exp(wanted).sum(1)) - (targets * wanted).sum(1)
     noise = (np.log1p(np.exp(wanted)) - targets * wanted).sum(1)
 
-    @tf.function(jit_compile=True)
+    @tf.function(autograph=False, jit_compile=True)
     def losses(inputs: tf.Tensor) -> Any:
         options = {"num_sampled": 3, "num_classes": 7, "num_true": 2}
         given = ([table], bias, labels, inputs)
@@ -249,7 +249,7 @@ def test_fused_batch_norms_take_scales_and_statistics_in_halves(ipu: Any) -> Non
     x = rng.normal(size=(2, 3, 3, 2)).astype(np.float16)
     scale, offset = np.array([0.5, 2.0], np.float16), np.array([1.0, -1.0], np.float16)
 
-    @tf.function(jit_compile=True)
+    @tf.function(autograph=False, jit_compile=True)
     def step(inputs: tf.Tensor) -> Any:
         y, mean, variance = nn.fused_batch_norm(inputs, scale, offset, epsilon=0.01)
         slopes = gen_nn_ops.fused_batch_norm_grad_v2(

@@ -210,7 +210,7 @@ def test_a_gradient_function_reads_no_tensor_of_another_function(ipu: Any) -> No
 
     kept: list[Any] = []
 
-    @tf.function
+    @tf.function(autograph=False)
     def other(x: Any) -> Any:
         kept.append(x * 2.0)
         return kept[-1]
@@ -221,7 +221,7 @@ def test_a_gradient_function_reads_no_tensor_of_another_function(ipu: Any) -> No
     def same(x: Any) -> Any:
         return tf.identity(x), lambda gradient: gradient * kept[0]
 
-    @tf.function
+    @tf.function(autograph=False)
     def derived(x: Any) -> Any:
         with tf.GradientTape() as tape:
             tape.watch(x)
@@ -232,7 +232,10 @@ def test_a_gradient_function_reads_no_tensor_of_another_function(ipu: Any) -> No
     with ipu.ipu_strategy.IPUStrategyV1().scope() as strategy, refused:
         strategy.run(derived, args=[tf.constant(3.0)])
     with ipu.ipu_strategy.IPUStrategyV1().scope() as strategy:  # Without a gradient nothing reads it.
-        assert strategy.run(tf.function(lambda x: same(x * 7.0)), args=[tf.constant(3.0)]) == 21.0
+        assert (
+            strategy.run(tf.function(lambda x: same(x * 7.0), autograph=False), args=[tf.constant(3.0)])
+            == 21.0
+        )
     with (
         tf.Graph().as_default(),
         tf.compat.v1.Session() as session,
@@ -314,10 +317,12 @@ def test_a_gradient_function_may_contain_its_own_function(ipu: Any) -> None:
 
     with ipu.ipu_strategy.IPUStrategyV1().scope() as strategy:
         for order in (1, 3):
-            own = strategy.run(tf.function(derivative(growing, order)), args=[tf.constant(0.5)])
+            own = strategy.run(
+                tf.function(derivative(growing, order), autograph=False), args=[tf.constant(0.5)]
+            )
             np.testing.assert_allclose(own, 2.0**order * np.exp(1.0), rtol=1e-6)
         with pytest.raises(UnsupportedError, match="too often"):
-            strategy.run(tf.function(derivative(growing, 4)), args=[tf.constant(0.5)])
+            strategy.run(tf.function(derivative(growing, 4), autograph=False), args=[tf.constant(0.5)])
 
 
 def test_a_list_leaves_a_loop_with_queues(ipu: Any) -> None:
@@ -357,7 +362,7 @@ def test_an_element_outside_of_a_list_is_refused_by_name(ipu: Any, writes: bool)
     """TensorFlow's programs for the host raise; a write was dropped, and a read gave the last element."""
     import tensorflow as tf
 
-    @tf.function(jit_compile=True)
+    @tf.function(autograph=False, jit_compile=True)
     def program(x: Any) -> Any:
         items = tf.TensorArray(tf.float32, size=2, element_shape=[], clear_after_read=False)
         items = items.write(0, x).write(1, x * 2)
@@ -382,7 +387,7 @@ def test_a_place_of_a_list_that_a_run_finds_out_is_the_nearest_there_is(ipu: Any
 
     strategy = ipu.ipu_strategy.IPUStrategyV1()
     for place, row, rows in ((7, 3.0, [1.0, 2.0, 9.0]), (-2, 1.0, [9.0, 2.0, 3.0])):
-        compiled = tf.function(program, jit_compile=True)
+        compiled = tf.function(program, autograph=False, jit_compile=True)
         with strategy.scope():
             read, written = strategy.run(compiled, args=[tf.constant(place)])
         assert (float(read), written.numpy().tolist()) == (row, rows)

@@ -30,7 +30,7 @@ def test_loss_scaling_of_older_sdks() -> None:
     optimizer = KerasLossScaling(tf_keras.optimizers.legacy.SGD(0.125), 4, 2, 2.0, 0.25)
     variable = tf.Variable(np.ones(2, np.float16))
 
-    @tf.function
+    @tf.function(autograph=False)
     def step(x: tf.Tensor) -> None:
         optimizer.minimize(lambda: tf.reduce_sum(variable * tf.cast(x, tf.float16)), [variable])
 
@@ -70,7 +70,7 @@ def test_an_accumulating_optimizer_around_one_that_scales_the_loss(older: bool) 
     optimizer = KerasGradientAccumulation(scaling, 2)
     variable = tf.Variable([1.0])
 
-    @tf.function
+    @tf.function(autograph=False)
     def step() -> None:
         optimizer.minimize(lambda: tf.reduce_sum(variable), [variable])
 

@@ -35,7 +35,7 @@ def test_tapes_around_functions_that_write_their_variables_give_the_gradients_of
     def read_before() -> list[Any]:
         u = tf.Variable(2.0)
 
-        @tf.function
+        @tf.function(autograph=False)
         def function(x: Any) -> Any:
             y = x * u
             u.assign_add(1.0)
@@ -48,7 +48,7 @@ def test_tapes_around_functions_that_write_their_variables_give_the_gradients_of
     def written_before() -> list[Any]:
         u = tf.Variable(2.0)
 
-        @tf.function
+        @tf.function(autograph=False)
         def function(x: Any) -> Any:
             u.assign(x * 3.0)
             return x * u
@@ -69,7 +69,7 @@ def test_a_tape_inside_a_function_counts_all_reads_of_a_variable(ipu: Any) -> No
     def program() -> list[Any]:
         u = tf.Variable(2.0)
 
-        @tf.function
+        @tf.function(autograph=False)
         def function(x: Any) -> Any:
             with tf.GradientTape() as tape:
                 y = x * u
@@ -88,7 +88,7 @@ def test_a_tape_around_a_function_with_a_tape_of_its_own(ipu: Any) -> None:
     def program() -> list[Any]:
         u = tf.Variable(1.0)
 
-        @tf.function
+        @tf.function(autograph=False)
         def function(x: Any) -> Any:
             with tf.GradientTape() as inner:
                 loss = (u * x) ** 2
@@ -106,11 +106,11 @@ def test_gradients_that_are_none_or_of_the_identity(ipu: Any) -> None:
 
     u, x = tf.Variable(1.5), tf.constant(2.0)
 
-    @tf.function
+    @tf.function(autograph=False)
     def stopped(x: Any) -> Any:
         return tf.stop_gradient(x * u), tf.constant(1.0)
 
-    @tf.function
+    @tf.function(autograph=False)
     def identity(x: Any) -> Any:
         return x
 
@@ -155,7 +155,7 @@ def test_jacobians_of_functions_in_the_scope(ipu: Any, behind: bool) -> None:
     x = tf.constant([1.0, 2.0])
     weight = tf.Variable([3.0, 4.0])
 
-    @tf.function
+    @tf.function(autograph=False)
     def function(x: Any) -> Any:
         return x * x * weight[::-1]
 
@@ -175,7 +175,7 @@ def test_gradients_are_those_of_the_function_as_it_was_traced(ipu: Any) -> None:
     def program() -> list[Any]:
         u, calls = tf.Variable(2.0), list[int]()
 
-        @tf.function
+        @tf.function(autograph=False)
         def function(x: Any) -> Any:
             calls.append(1)
             return x * u * float(len(calls))
@@ -191,7 +191,7 @@ def test_gradients_of_gathered_rows_are_sparse_under_a_tape(ipu: Any) -> None:
     import tensorflow as tf
 
     rows = tf.Variable(np.arange(8, dtype=np.float32).reshape(4, 2))
-    function = tf.function(lambda places: tf.reduce_sum(tf.gather(rows, places) ** 2))
+    function = tf.function(lambda places: tf.reduce_sum(tf.gather(rows, places) ** 2), autograph=False)
     with tf.device(IPU):
         with tf.GradientTape() as tape:
             total = function(tf.constant([0, 2, 2]))
@@ -225,7 +225,7 @@ def test_functions_that_gather_of_what_they_compute_are_programs(
     places = tf.constant([2, 0, 2])
 
     def program() -> list[Any]:
-        @tf.function
+        @tf.function(autograph=False)
         def function(x: Any) -> Any:
             y = tf.tanh(x @ weight)
             own = tf.gather(y, places, batch_dims=1)
@@ -253,7 +253,7 @@ def test_functions_that_write_what_they_read_before_are_programs(ipu: Any, launc
     def program() -> list[Any]:
         weight, mean, steps = tf.Variable([1.0, 2.0]), tf.Variable([0.5, 0.25]), tf.Variable(1.0)
 
-        @tf.function
+        @tf.function(autograph=False)
         def function(x: Any) -> Any:
             here = tf.reduce_mean(x * weight, 0)
             y = tf.reduce_sum((x * weight - mean - here) ** 2) * steps
@@ -281,7 +281,7 @@ def test_gradients_of_rows_of_arguments_are_sparse(ipu: Any, launches: list[int]
         x = tf.reshape(tf.range(6.0), (3, 2))
         with tf.device(IPU), tf.GradientTape() as tape:
             tape.watch(x)
-            y = tf.function(function)(x)
+            y = tf.function(function, autograph=False)(x)
         return isinstance(tape.gradient(y, x), tf.IndexedSlices)
 
     assert sparse(lambda x: tf.reduce_sum(tf.gather_nd(-tf.identity(x), [[1], [1]])))
@@ -306,11 +306,11 @@ def test_a_function_inside_one_that_the_host_runs_has_gradients(ipu: Any) -> Non
 
     w, x = tf.Variable([1.0, 2.0]), tf.constant([3.0, 4.0])
 
-    @tf.function
+    @tf.function(autograph=False)
     def inner(x: Any) -> Any:
         return w * x
 
-    @tf.function
+    @tf.function(autograph=False)
     def function(x: Any) -> Any:
         return tf.reduce_sum(inner(x) + 0.0 * tf.random.uniform([2]))
 
@@ -327,7 +327,7 @@ def test_a_program_calls_functions_that_a_tape_on_the_host_has_differentiated(ip
     import tensorflow as tf
 
     w, x = tf.Variable([1.0, 2.0]), tf.constant([3.0, 4.0])
-    inner = tf.function(lambda x: tf.nn.relu(w * x))
+    inner = tf.function(lambda x: tf.nn.relu(w * x), autograph=False)
 
     def chosen(x: Any) -> Any:
         return tf.cond(x[0] > 0.0, lambda: inner(x), lambda: tf.exp(x))
@@ -335,7 +335,7 @@ def test_a_program_calls_functions_that_a_tape_on_the_host_has_differentiated(ip
     def looped(x: Any) -> Any:
         return tf.while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, inner(y)), [0, x])[1]
 
-    functions = [tf.function(f) for f in (inner, chosen, looped)]
+    functions = [tf.function(f, autograph=False) for f in (inner, chosen, looped)]
     for function in functions:
         with tf.GradientTape() as tape:
             y = tf.reduce_sum(function(x))

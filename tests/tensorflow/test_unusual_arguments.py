@@ -22,7 +22,9 @@ def _run(ipu: Any, function: Any, *values: Any) -> Any:
     import tensorflow as tf
 
     with ipu.ipu_strategy.IPUStrategyV1().scope() as strategy:
-        return strategy.run(tf.function(function), args=[tf.constant(value) for value in values])
+        return strategy.run(
+            tf.function(function, autograph=False), args=[tf.constant(value) for value in values]
+        )
 
 
 def test_indices_of_no_entry_give_zeros_also_where_the_program_knows_them(ipu: Any) -> None:
