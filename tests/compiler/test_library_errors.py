@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -77,8 +78,12 @@ def test_an_error_while_tracing_names_the_operator(monkeypatch: pytest.MonkeyPat
     ids=["broken", "out of memory"],
 )
 def test_what_xla_cannot_compile_is_named_with_what_to_try(
-    bare: str, monkeypatch: pytest.MonkeyPatch
+    bare: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    monkeypatch.setenv(
+        "PODRUN_CACHE_DIR", str(tmp_path)
+    )  # In the user's the program may be compiled already.
+
     def broken(*_: Any, **__: Any) -> Any:
         raise jax.errors.JaxRuntimeError(bare)
 
