@@ -8,6 +8,8 @@ import pytest
 import podrun.popart as popart
 from tests.popart.popart_sessions import INPUTS, MICRO_BATCH, linear, replicated, training
 
+pytestmark = pytest.mark.usefixtures("programs_compile_once")
+
 
 @pytest.fixture
 def session(device):
