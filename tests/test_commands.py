@@ -112,10 +112,10 @@ def test_output_that_nobody_takes_is_dropped_without_a_complaint(
 @pytest.mark.parametrize(
     ("module", "code"),
     [
-        ("podrun.report", 1),
         ("podrun.compat", 0),
         ("podrun.estimate", 1),
-        ("podrun.collectives.perf", 1),
+        pytest.param("podrun.report", 1, marks=pytest.mark.slow),
+        pytest.param("podrun.collectives.perf", 1, marks=pytest.mark.slow),
     ],
 )
 def test_modules_that_are_commands_say_once_that_a_disk_is_full(module: str, code: int) -> None:

@@ -92,7 +92,7 @@ HOSTILE = {
 }
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("kind", HOSTILE)
 @pytest.mark.parametrize("read", [read_document, read_cluster, read_options_file])
 def test_hostile_yaml_is_refused_in_time_by_every_reader(
