@@ -275,7 +275,7 @@ def test_enter_on_a_job_opens_its_details(seen: PodSighting, tmp_path: Path) -> 
     async def drive() -> None:
         source = Fixed(seen)
         source.folders = (str(tmp_path),)
-        app = PodTop(source, 60)
+        app = PodTop(source, 0.05)
         async with app.run_test(size=(100, 30)) as pilot:
             table = app.query_one("#jobs", DataTable)
             await wait_until(app, lambda: table.row_count > 0)

@@ -261,6 +261,20 @@ def test_odd_values_anywhere(file: Path, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize(
+    ("where", "odd"),
+    [
+        ("users[0][0]", "text"),
+        ("users[0][1]", b"bytes"),
+        ("layout[0].()", [1, "a"]),
+        ("layout[0].(0,)", ""),
+    ],
+)
+def test_odd_values_that_few_examples_may_pass_over(file: Path, where: str, odd: Any) -> None:
+    damage: Any = dict(damages(rows_at(file)))[where]
+    check_agreement(damage(odd, rows_at(file)))
+
+
+@pytest.mark.parametrize(
     ("statement", "said"),
     [
         (

@@ -243,7 +243,6 @@ def test_equal_models_have_equal_digests() -> None:
     assert len({first, *map(digest, (Network(rows=4), Network(noise=0.1), Network(stages=2)))}) == 4
 
 
-@pytest.mark.slow
 def test_a_report_names_the_operators() -> None:
     network = Network(stages=2, rows=4)
     settings = network.settings(RunSettings(accumulates=True, accumulation=4, pipelined=True))

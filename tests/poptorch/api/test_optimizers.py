@@ -227,12 +227,7 @@ def test_a_cycle_moves_momentum_and_betas_that_are_variable() -> None:
     ("kind", "ours_alone", "both"),
     [
         pytest.param("SGD", {"loss_scaling": 8.0}, {}, marks=pytest.mark.slow),
-        pytest.param(
-            "SGD",
-            {"loss_scaling": 8.0, "use_combined_accum": True},
-            {"momentum": 0.9, "weight_decay": 0.01},
-            marks=pytest.mark.slow,
-        ),
+        ("SGD", {"loss_scaling": 8.0, "use_combined_accum": True}, {"momentum": 0.9, "weight_decay": 0.01}),
         pytest.param("SGD", {}, {"momentum": 0.9, "nesterov": True}, marks=pytest.mark.slow),
         pytest.param("Adam", {"loss_scaling": 8.0}, {"weight_decay": 0.01}, marks=pytest.mark.slow),
         ("AdamW", {"loss_scaling": 8.0}, {}),

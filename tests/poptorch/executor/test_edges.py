@@ -44,7 +44,6 @@ class Calls(torch.nn.Module):
         return self.function(*args)
 
 
-@pytest.mark.slow
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", ["SGD", "AdamW"])
 def test_gradients_are_clipped_in_a_pipeline(kind: str) -> None:
