@@ -45,7 +45,7 @@ def test_a_program_that_was_refused_is_refused_again(
         raise GraphMemoryAllocationError("it does not fit")
 
     def build() -> Callable[[tf.Tensor], tf.Tensor]:
-        return tf.function(lambda x: x * 5.0)
+        return tf.function(lambda x: x * 5.0, autograph=False)
 
     first, second = build(), build()
     with ipu.ipu_strategy.IPUStrategyV1().scope() as strategy:
@@ -62,7 +62,7 @@ def test_a_program_for_another_size_is_reported(ipu: Any, helper: Any) -> None:
     whose numbers are right."""
     import tensorflow as tf
 
-    @tf.function
+    @tf.function(autograph=False)
     def total(count: tf.Tensor) -> tf.Tensor:
         return tf.reduce_sum(tf.zeros([count]) + 2.0)
 
@@ -118,7 +118,7 @@ def test_the_tiles_of_a_modelled_ipu_are_those_of_the_configuration(
     pva = importlib.import_module("podrun.compat.pva")
     import tensorflow as tf
 
-    @tf.function
+    @tf.function(autograph=False)
     def product(x: tf.Tensor) -> tf.Tensor:
         return tf.nn.softmax(x @ x)
 
@@ -202,7 +202,7 @@ def test_attaching_and_compiling_are_written_as_the_sdk_does(
         config.device_connection.type, config.device_connection.version = kind, "ipu2"
         config.serialization_output_folder = str(tmp_path)
         config.configure_ipu_system()
-        program = tf.function(lambda x: x + 1.0)
+        program = tf.function(lambda x: x + 1.0, autograph=False)
         with ipu.ipu_strategy.IPUStrategyV1().scope() as strategy:
             for _ in range(2):
                 if kind is kinds.NEVER:

@@ -57,11 +57,11 @@ def test_variables_and_gradients_are_the_ipus(ipu: Any) -> None:
 def test_a_function_in_the_scope_is_a_program(ipu: Any) -> None:
     import tensorflow as tf
 
-    @tf.function
+    @tf.function(autograph=False)
     def square(x: Any) -> Any:
         return x * x
 
-    @tf.function
+    @tf.function(autograph=False)
     def on_the_host(x: Any) -> Any:
         return tf.strings.length(tf.strings.as_string(x))
 
@@ -194,17 +194,21 @@ def test_functions_that_no_program_can_be_run_on_the_host(ipu: Any) -> None:
             total += number
         return total
 
-    @tf.function
+    @tf.function(autograph=False)
     def named(x: Any, word: str) -> Any:
         return 2 * x, None, word, {"count": 3}
 
     with tf.device(IPU):
         assert added(numbers).numpy() == 6
         assert tf.function(lambda: added(numbers))().numpy() == 6
-        np.testing.assert_array_equal(tf.function(table.lookup)(tf.constant([1, 5])), [3, -1])
-        positive = tf.function(lambda x: tf.boolean_mask(x, x > 0))(tf.constant([1.0, -2.0]))
-        assert tf.function(tf.reduce_sum)(tf.ragged.constant([[1.0, 2.0], [3.0]])).numpy() == 6
-        wide = tf.function(lambda x: 2 * x)(tf.constant(1e300, tf.float64))
+        np.testing.assert_array_equal(
+            tf.function(table.lookup, autograph=False)(tf.constant([1, 5])), [3, -1]
+        )
+        positive = tf.function(lambda x: tf.boolean_mask(x, x > 0), autograph=False)(tf.constant([1.0, -2.0]))
+        assert (
+            tf.function(tf.reduce_sum, autograph=False)(tf.ragged.constant([[1.0, 2.0], [3.0]])).numpy() == 6
+        )
+        wide = tf.function(lambda x: 2 * x, autograph=False)(tf.constant(1e300, tf.float64))
         doubled, nothing, word, count = named(np.ones(2, np.float32), "feed")
     assert wide.numpy() == 2e300
     np.testing.assert_array_equal(positive, [1])
@@ -223,7 +227,7 @@ def test_a_function_runs_once_whether_or_not_it_is_a_program(ipu: Any) -> None:
         traced.append("wrong")
         raise TypeError("the program's own")
 
-    @tf.function
+    @tf.function(autograph=False)
     def on_the_host(x: Any) -> Any:
         traced.append("host")
         count.assign_add(1.0)
@@ -263,7 +267,7 @@ def test_a_step_with_an_optimizer_of_keras_is_a_program(ipu: Any) -> None:
     model.build((None, 2))
     optimizer, mean = tf.keras.optimizers.legacy.SGD(0.25, momentum=0.5), tf.keras.metrics.Mean()
 
-    @tf.function
+    @tf.function(autograph=False)
     def step(x: Any) -> Any:
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(model(x))
