@@ -26,9 +26,10 @@ IMAGE, KERNEL = np.full((1, 2, 2, 1), 300.0), np.full((2, 2, 1, 1), 260.0)
 VOLUME, VOLUME_KERNEL = np.full((1, 2, 2, 2, 1), 300.0), np.full((2, 2, 2, 1, 1), 260.0)
 SUMS = np.array([[40000.0], [50000.0]])
 RULES_OF_THEIR_OWN = (
-    "Einsum", "Cross", "MulNoNan", "DepthwiseConv2dNative", "DepthwiseConv2dNativeBackpropInput",
-    "Conv3DBackpropInputV2", "BiasAddGrad", "UnsortedSegmentSum", "ScatterNd", "TensorScatterSub", "Xlogy", "Xlog1py",
-    "Xdivy", "DivNoNan", "Erfinv", "Ndtri", "Digamma", "L2Loss", "LeakyRelu", "LogSoftmax",
+    "Einsum", "Cross", "MulNoNan", "Exp", "Conv2DBackpropInput", "DepthwiseConv2dNative",
+    "DepthwiseConv2dNativeBackpropInput", "Conv3DBackpropInputV2", "BiasAddGrad", "UnsortedSegmentSum", "ScatterNd",
+    "TensorScatterSub", "Xlogy", "Xlog1py", "Xdivy",
+    "DivNoNan", "Erfinv", "Ndtri", "Digamma", "L2Loss", "LeakyRelu", "LogSoftmax",
     "SparseSoftmaxCrossEntropyWithLogits",
 )  # fmt: skip
 """Cases of which each is computed by code that no other test computes with. The others run in slow tests."""

@@ -75,7 +75,7 @@ def test_recurrent_layers_take_halves_beside_floats(ipu: Any, mixtures: int) -> 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize(
-    ("data_format", "order"), [("NDHWC", (0, 1, 2, 3, 4)), ("NCDHW", (0, 4, 1, 2, 3))], ids=["last", "second"]
+    ("data_format", "order"), [("NCDHW", (0, 4, 1, 2, 3)), ("NDHWC", (0, 1, 2, 3, 4))], ids=["second", "last"]
 )
 def test_norms_of_volumes_have_channels_in_either_place(
     ipu: Any, training: bool, data_format: str, order: tuple[int, ...]
