@@ -16,13 +16,17 @@ from podrun.device.xla.pieces import PieceCache
 from tests.compiler.programs import Momentum
 from tests.compiler.test_exchange import GROUPS, SHAPE, start, trained
 from tests.compiler.test_groups import ORTHOGONAL, group_of, grouped
+from tests.quick_programs import (
+    programs_of_machines_compile_quickly as programs_of_machines_compile_quickly,
+)
 
 from .conftest import owners, together
 
 pytestmark = pytest.mark.usefixtures("no_threads_left")
 
 
-def test_instances_share_groups_and_collectives(pieces: PieceCache) -> None:
+@pytest.mark.parametrize("counts", [(1, 4), pytest.param((1, 2, 8), marks=pytest.mark.slow)])
+def test_instances_share_groups_and_collectives(pieces: PieceCache, counts: tuple[int, ...]) -> None:
     program = trained(8, 2, GROUPS["consecutive"](8), Momentum())
     program = grouped(program, {"b": group_of(ORTHOGONAL, 8)})
     program = replace(program, anchors=program.anchors[:1])
@@ -39,7 +43,7 @@ def test_instances_share_groups_and_collectives(pieces: PieceCache) -> None:
         return {"loss": np.array(result.anchors["loss"])} | {n: np.array(v) for n, v in read.items()}
 
     by_count = []
-    for count in (1, 4):
+    for count in counts:
         twin = InProcessMachines(8, pieces)
         connections = owners(lambda twin=twin: twin.connect(threaded=True), 8, count)  # type: ignore[misc]
         found = together([partial(work, c, o) for c, o in connections])
