@@ -412,9 +412,9 @@ def trained(executable: Executable, factor: int, pieces: PieceCache) -> tuple[by
 
 @pytest.mark.usefixtures("no_threads_left")
 @pytest.mark.parametrize(
-    ("replicas", "factor", "placed"), [(8, 1, True), (8, 2, False), (4, 1, True), (4, 2, False)]
+    ("replicas", "factor", "placed"),
+    [(8, 1, True), pytest.param(8, 2, False, marks=pytest.mark.slow), (4, 1, True), (4, 2, False)],
 )
-@pytest.mark.sample(2)
 def test_gradients_are_written_where_they_are_read(
     replicas: int, factor: int, placed: bool, pieces: PieceCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
