@@ -13,7 +13,7 @@
 the loss.
 
 **Replicated tensor sharding.** A weight, its optimizer state or its accumulator may be cut over the replicas of a
-sharding domain (`podrun.costmodel.tile_memory.Location.shards`). Numbers do not change. What changes is:
+sharding domain (`podrun.costmodel.settings.Location.shards`). Numbers do not change. What changes is:
 
 * weights cut: each replica gathers a weight before a segment uses it, once for each micro-batch; gradients are
   scattered to their shards and nothing is gathered after the update;
