@@ -1,30 +1,24 @@
 """Programs that tests compile, for one run over a few numbers: compiling is what takes time.
 
-What podrun compiles for a machine has options of its own (`podrun.device.xla.pieces.COMPILER_OPTIONS`). It keeps
-them but in the folders whose ``conftest.py`` says so, and there too in one file and where slow tests run.
+What podrun compiles for a machine has options of its own (`podrun.device.xla.effort`), in tests as for users. This is
+about what tests and front ends compute with JAX themselves.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
 
+from podrun.device.xla.effort import LEAST_OPTIONS
+
 FIXTURE = "programs_of_tests_compile_quickly"
 BY_DEFAULT = "programs_of_default_tests_compile_quickly"
-QUICK: Mapping[str, bool | int] = {
-    "xla_backend_optimization_level": 0,
-    "xla_llvm_disable_expensive_passes": True,
-    "xla_cpu_use_fusion_emitters": False,
-    "xla_cpu_parallel_codegen_split_count": 1,
-}
-"""Options with which XLA compiles in a third of the time. Without the last two it passes each fusion through MLIR and
-each part of a program through LLVM by itself, which is most of the time."""
-AS_PODRUN_DOES = ("test_optimizers.py", "test_poptorch_checkpoints.py", "test_popart_optimizers.py")
-"""Files of those folders, one of each, whose programs are compiled for machines as for users."""
+QUICK = LEAST_OPTIONS
+"""Options with which XLA compiles in a third of the time."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -56,27 +50,6 @@ def _quick_programs() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compiler, "get_compile_options", quick_options)
         yield
-
-
-@pytest.fixture(scope="module", autouse=True)
-def programs_of_machines_compile_quickly(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Add `QUICK` options to those of machines, in the files of a folder whose ``conftest.py`` imports this: what a
-    front end makes of a program does not depend on them. The files of `AS_PODRUN_DOES`, and those of which slow tests
-    run, compile as podrun does.
-
-    The options are part of the name of a compiled piece, so no other test or program gets one of these.
-    """
-    from podrun.device.xla.pieces import COMPILER_OPTIONS
-
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in {} if _compiles_as_podrun_does(request) else QUICK.items():
-            patch.setitem(COMPILER_OPTIONS, name, value)
-        yield
-
-
-def _compiles_as_podrun_does(request: pytest.FixtureRequest) -> bool:
-    own = (item for item in request.session.items if item.path == request.path)
-    return request.path.name in AS_PODRUN_DOES or any(item.get_closest_marker("slow") for item in own)
 
 
 def forget_programs(done: pytest.Item, following: pytest.Item | None) -> None:

@@ -16,9 +16,6 @@ from podrun.checkpoint import CheckpointError, Checkpoints, random_state, set_ra
 from tests.quick_programs import (
     programs_of_default_tests_compile_quickly as programs_of_default_tests_compile_quickly,
 )
-from tests.quick_programs import (
-    programs_of_machines_compile_quickly as programs_of_machines_compile_quickly,
-)
 
 BATCHES, CUT, REPLICAS = 6, 3, 2
 

@@ -33,6 +33,7 @@ from podrun.core.executable import (
     VariableRole,
     numpy_dtype,
 )
+from podrun.device.xla.effort import effort_of
 from tests.quick_programs import QUICK
 
 
@@ -116,7 +117,8 @@ def _compiled(stablehlo: bytes, as_machines: bool) -> Any:
     if key not in _CACHE:
         exported = jax.export.deserialize(bytearray(stablehlo))
         lowered = jax.jit(exported.call).lower(*exported.in_avals)
-        compiled = lowered.compile(compiler_options={**AS_MACHINES, **({} if as_machines else QUICK)})
+        options = effort_of(lowered, stablehlo).options() if as_machines else {**AS_MACHINES, **QUICK}
+        compiled = lowered.compile(compiler_options=options)  # type: ignore[arg-type]
         _CACHE[key] = compiled, [aval.shape for aval in exported.in_avals]
     return _CACHE[key]
 

@@ -26,9 +26,6 @@ from podrun.private_apis.jax import mlir
 from tests.quick_programs import (
     programs_of_default_tests_compile_quickly as programs_of_default_tests_compile_quickly,
 )
-from tests.quick_programs import (
-    programs_of_machines_compile_quickly as programs_of_machines_compile_quickly,
-)
 
 pytestmark = pytest.mark.skipif(not convolutions.available(), reason="no oneDNN here")
 native: Any = importlib.import_module("podrun.device.xla._onednn")

@@ -21,9 +21,6 @@ from podrun.device.xla.clients import one_thread_device, two_thread_device
 from podrun.device.xla.pieces import Piece, PieceCache
 from podrun.private_apis import find_name, xla_executables
 from podrun.private_apis import jax as private_jax
-from tests.quick_programs import (
-    programs_of_machines_compile_quickly as programs_of_machines_compile_quickly,
-)
 
 pytestmark = pytest.mark.usefixtures("no_cache_of_jax")
 KINDS = {

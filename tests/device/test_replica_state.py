@@ -23,9 +23,6 @@ from podrun.core.layout import IpuRange
 from podrun.device import job
 from podrun.device.host.client import InProcessMachines, PortConnection
 from podrun.device.xla.pieces import PieceCache
-from tests.quick_programs import (
-    programs_of_machines_compile_quickly as programs_of_machines_compile_quickly,
-)
 
 from .conftest import owners, request, together
 from .pods import Pod, threads

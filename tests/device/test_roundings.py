@@ -15,11 +15,8 @@ from jax import lax
 from podrun.compiler import grid_rounding, stochastic
 from podrun.core.names import ROUNDING
 from podrun.device.xla import convolutions
-from podrun.device.xla.pieces import COMPILER_OPTIONS
+from podrun.device.xla.effort import COMPILER_OPTIONS
 from podrun.device.xla.roundings import ROUNDING_TARGET, rewrite_roundings
-from tests.quick_programs import (
-    programs_of_machines_compile_quickly as programs_of_machines_compile_quickly,
-)
 
 native: Any = importlib.import_module("podrun.device.xla._onednn") if convolutions.available() else None
 pytestmark = pytest.mark.skipif(native is None, reason="podrun's C module is not built")

@@ -18,9 +18,6 @@ from podrun.device.service.doorbell import BLOCK_BYTES, Doorbell
 from podrun.device.service.host_session import _slots
 from podrun.device.xla.pieces import PieceCache
 from podrun.protos import ipuof_pb2 as pb
-from tests.quick_programs import (
-    programs_of_machines_compile_quickly as programs_of_machines_compile_quickly,
-)
 
 from .conftest import request
 from .pods import threads

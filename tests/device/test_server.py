@@ -38,9 +38,6 @@ from podrun.device.service.server import MachineServer
 from podrun.device.xla.pieces import PieceCache
 from podrun.protos import ipuof_pb2 as pb
 from podrun.protos.services import stub_of
-from tests.quick_programs import (
-    programs_of_machines_compile_quickly as programs_of_machines_compile_quickly,
-)
 
 from ..conftest import wait_until
 from .conftest import owners, request, together

@@ -32,9 +32,6 @@ from podrun.device.xla.pieces import PieceCache
 from podrun.faults import parse_faults
 from tests.compiler.programs import Adam, Clipped, Momentum, Sgd, inputs_for, mlp, weights_for
 from tests.compiler.test_sharding import chain
-from tests.quick_programs import (
-    programs_of_machines_compile_quickly as programs_of_machines_compile_quickly,
-)
 
 from .conftest import load_all, owners, request, together
 

@@ -12,7 +12,6 @@ import podrun.popart as popart
 from podrun.core.environment import POPDIST_EXECUTABLE_CACHE_PATH
 from podrun.device.xla import kept_pieces
 from podrun.device.xla.kept_pieces import writable_cache
-from tests.quick_programs import programs_of_machines_compile_quickly as programs_of_machines_compile_quickly
 from tests.quick_programs import programs_of_tests_compile_quickly as programs_of_tests_compile_quickly
 
 

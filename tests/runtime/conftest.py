@@ -8,7 +8,6 @@ import pytest
 
 from podrun.core.layout import IpuRange
 from podrun.runtime.device import held_here
-from tests.quick_programs import programs_of_machines_compile_quickly as programs_of_machines_compile_quickly
 from tests.quick_programs import programs_of_tests_compile_quickly as programs_of_tests_compile_quickly
 
 
