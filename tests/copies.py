@@ -285,11 +285,11 @@ def _run(program: CodeType) -> NoReturn:
         trace = error.__traceback__
         sys.excepthook(type(error), error, trace and trace.tb_next)
         code = 1
-    _leave(code)
+    leave(code)
 
 
-def _leave(code: object) -> NoReturn:
-    """End as Python does after `sys.exit`, but for what it does last."""
+def leave(code: object) -> NoReturn:
+    """End as Python does after `sys.exit`, but do not take modules and all that they hold apart."""
     if not isinstance(code, int | None):
         print(code, file=sys.stderr)
         code = 1
