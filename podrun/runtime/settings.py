@@ -56,7 +56,7 @@ class SyntheticData(Enum):
 
 
 class Recomputation(Enum):
-    """What the backward pass computes again: the rule of the compiler (`podrun.costmodel.recompute.Recompute`)."""
+    """What the backward pass computes again: the rule of the compiler (`podrun.costmodel.settings.Recompute`)."""
 
     NOTHING = "none"
     STANDARD = "standard"
