@@ -16,9 +16,6 @@ from podrun.device.xla.pieces import PieceCache
 from tests.compiler.programs import Momentum
 from tests.compiler.test_exchange import GROUPS, SHAPE, start, trained
 from tests.compiler.test_groups import ORTHOGONAL, group_of, grouped
-from tests.quick_programs import (
-    programs_of_machines_compile_quickly as programs_of_machines_compile_quickly,
-)
 
 from .conftest import owners, together
 

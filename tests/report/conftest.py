@@ -1,4 +1,3 @@
-"""Programs of these tests are compiled quickly, for machines too."""
+"""What these tests compute with JAX themselves is compiled quickly."""
 
-from tests.quick_programs import programs_of_machines_compile_quickly as programs_of_machines_compile_quickly
 from tests.quick_programs import programs_of_tests_compile_quickly as programs_of_tests_compile_quickly
