@@ -265,7 +265,7 @@ def test_profiling_writes_a_report(tmp_path: Path) -> None:
     assert "linear:0" in summary
 
 
-@pytest.mark.parametrize("of_floats", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("of_floats", [False, True])
 def test_half_partials_take_fewer_cycles_and_change_no_number(of_floats: bool) -> None:
     """Of halves; products of floats have no others than floats."""
 
