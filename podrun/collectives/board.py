@@ -166,6 +166,7 @@ class GroupBoard:
         doorbell: Futex,
         what: bytes,
         timeout: float,
+        first_slice: float = _FIRST_SLICE,
     ) -> None:
         """Sleep on ``doorbell`` until ``ready()``. Raises the error that ended the group, if it has failed.
 
@@ -180,7 +181,7 @@ class GroupBoard:
             self.check()
             if ready():
                 return
-            doorbell.wait(seen, min(max(now - began, _FIRST_SLICE), _LAST_SLICE))
+            doorbell.wait(seen, min(max(now - began, first_slice), _LAST_SLICE))
             now = time.monotonic()
             if now >= next_check:
                 next_check = now + _LAST_SLICE

@@ -182,7 +182,9 @@ def channel_bytes() -> int:
 
 
 class MessageChannel:
-    """One end of the pipe from rank ``source`` to rank ``dest``."""
+    """One end of the pipe from rank ``source`` to rank ``dest``. ``patient``: it sleeps at once where it waits, for as
+    long as a check of the group allows.
+    """
 
     def __init__(self, region: SharedRegion, board: GroupBoard, source: int, dest: int) -> None:
         view = memoryview(region.map)
@@ -195,13 +197,18 @@ class MessageChannel:
         )
         self._ring: ByteView = np.frombuffer(region.map, np.uint8, RING_BYTES, _BYTES)
         self._board, self._source, self._dest = board, source, dest
+        self.patient = False
 
-    def send(self, tag: int, what: str, payload: ByteView, timeout: float) -> None:
-        """Send a message. Waits at most ``timeout`` seconds at a time while the ring is full."""
+    def send(
+        self, tag: int, what: str, payload: ByteView, timeout: float, *, more_follows: bool = False
+    ) -> None:
+        """Send a message. Waits at most ``timeout`` seconds at a time while the ring is full. ``more_follows``: another
+        message is sent at once, so a sleeping receiver may be woken by that.
+        """
         reason = label(f"send({what}, to rank {self._dest}, tag {tag})")
         header = np.frombuffer(HEADER.pack(tag, payload.size, what.encode()[:32]), np.uint8)
-        self._put(header, reason, timeout)
-        self._put(payload, reason, timeout)
+        self._put(header, reason, timeout, rings=not payload.size and not more_follows)
+        self._put(payload, reason, timeout, rings=not more_follows)
 
     def receive_header(self, reason: bytes, timeout: float) -> tuple[int, int, str]:
         """Tag, size in bytes and dtype of the next message; call `receive_into` next for its bytes."""
@@ -214,16 +221,21 @@ class MessageChannel:
         """Receive the bytes of the message whose header was received."""
         self._take(out, reason, timeout)
 
-    def _put(self, data: ByteView, reason: bytes, timeout: float) -> None:
+    def _put(self, data: ByteView, reason: bytes, timeout: float, *, rings: bool) -> None:
+        """``rings``: wake the receiver at the end. It is woken in any case before this waits for it."""
         done = 0
         while done < data.size:
+            if not self._space():
+                self._ring_doorbell(self._data_doorbell)
             room = self._await(self._space, self._dest, self._space_doorbell, reason, timeout)
             head = self._head[0]
             at = head % RING_BYTES
             count = min(data.size - done, room, RING_BYTES - at)
             self._ring[at : at + count] = data[done : done + count]
-            self._move(self._head, head + count, self._data_doorbell)
             done += count
+            self._move(self._head, head + count)
+            if rings and done == data.size:
+                self._ring_doorbell(self._data_doorbell)
 
     def _take(self, out: ByteView, reason: bytes, timeout: float) -> None:
         done = 0
@@ -233,7 +245,8 @@ class MessageChannel:
             at = tail % RING_BYTES
             count = min(out.size - done, waiting, RING_BYTES - at)
             out[done : done + count] = self._ring[at : at + count]
-            self._move(self._tail, tail + count, self._space_doorbell)
+            self._move(self._tail, tail + count)
+            self._ring_doorbell(self._space_doorbell)
             done += count
 
     def _space(self) -> int:
@@ -242,10 +255,13 @@ class MessageChannel:
     def _waiting(self) -> int:
         return self._head[0] - self._tail[0]
 
-    def _move(self, end: memoryview, to: int, doorbell: Futex) -> None:
-        """Move the head or the tail after the copy has taken effect, and ring the other side's doorbell."""
+    def _move(self, end: memoryview, to: int) -> None:
+        """Move the head or the tail after the copy has taken effect."""
         self._board.order()
         end[0] = to
+
+    def _ring_doorbell(self, doorbell: Futex) -> None:
+        """Wake the other side, which then sees what was moved before."""
         self._board.order()
         doorbell.value = (doorbell.value + 1) & 0xFFFFFFFF
         doorbell.wake()
@@ -257,7 +273,12 @@ class MessageChannel:
         count = ready()
         if not count:
             self._board.check()
-            self._board.wait_until(lambda: ready() > 0, lambda: [peer], doorbell, reason, timeout)
+            if self.patient:
+                self._board.sleep_until(
+                    lambda: ready() > 0, lambda: [peer], doorbell, reason, timeout, first_slice=timeout
+                )
+            else:
+                self._board.wait_until(lambda: ready() > 0, lambda: [peer], doorbell, reason, timeout)
             count = ready()
         self._board.order()  # what is copied now is read and written after the other side moved its end
         return count

@@ -75,6 +75,8 @@ class SharedMemoryGroup:
         self.turn: AbstractContextManager[object] = _NO_TURN
         """Held while this rank reduces a slice, never while it waits, so that threads that share a core can take turns.
         """
+        self.patient = False
+        """Whether this rank sleeps at once where it waits for a message, because the other computes for long."""
         self._size = board.ranks
         self._memory = HostMemory(board)
         self._scatters: dict[tuple[str, int, int | None], _Scatter] = {}
@@ -305,9 +307,12 @@ class SharedMemoryGroup:
             text = self._pattern_labels[pattern] = label(pattern.text)
         return text
 
-    def send(self, array: Array, dest: int, tag: int = 0) -> None:
+    def send(self, array: Array, dest: int, tag: int = 0, *, more_follows: bool = False) -> None:
+        """``more_follows``: the next call is another `send` to ``dest``, which may be what wakes the receiver."""
         check_peer(self._rank, self._size, dest, "send to")
-        self._channel(self._rank, dest).send(tag, array.dtype.name, as_bytes(array), self._timeout)
+        self._channel(self._rank, dest).send(
+            tag, array.dtype.name, as_bytes(array), self._timeout, more_follows=more_follows
+        )
 
     def receive(self, out: Array, source: int, tag: int = 0) -> None:
         check_peer(self._rank, self._size, source, "receive from")
@@ -339,6 +344,7 @@ class SharedMemoryGroup:
             name = f"channel from rank {source} to rank {dest}"
             region = self._memory.region(name, "channel", channel_bytes(), rows=1)
             self._channels[key] = MessageChannel(region, self._board, source, dest)
+            self._channels[key].patient = self.patient
         return self._channels[key]
 
     def place_for(self, ranks: Sequence[int]) -> GroupPlace:

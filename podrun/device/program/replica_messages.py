@@ -22,6 +22,7 @@ from functools import partial
 import numpy as np
 
 from podrun.collectives import Group, RankLostError, RankMissingError
+from podrun.collectives.shared_memory import SharedMemoryGroup
 from podrun.core.aligned_memory import aligned_empty
 from podrun.core.errors import InternalError
 from podrun.core.executable import Array, numpy_dtype
@@ -68,6 +69,9 @@ class ReplicaChannel:
         self.group, self.position, self.ranks = group, position, tuple(ranks)
         self.sends, self.receives = sends, receives
         self._other = 1 - group.rank
+        self._in_memory = group if isinstance(group, SharedMemoryGroup) else None
+        if self._in_memory is not None:
+            self._in_memory.patient = True  # A stage computes for longer than it takes to wake a thread.
         self._threads = ThreadPoolExecutor(1, f"podrun-messages-{position}")
 
     def send(self, key: Key, array: Array) -> None:
@@ -76,7 +80,7 @@ class ReplicaChannel:
             raise InternalError(f"a message between machines has {array.ndim} axes, more than {MAX_AXES}")
         shape = (*array.shape, *(0,) * (MAX_AXES - array.ndim))
         header = _HEADER.pack(*key, array.ndim, array.dtype.name.encode(), *shape)
-        self._post(np.frombuffer(header, np.uint8))
+        self._post(np.frombuffer(header, np.uint8), more_follows=array.size > 0)
         if array.size:
             self._post(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
 
@@ -108,9 +112,12 @@ class ReplicaChannel:
         self._threads.shutdown(wait=True)
         self.group.close()
 
-    def _post(self, data: Array) -> None:
+    def _post(self, data: Array, *, more_follows: bool = False) -> None:
         try:
-            self.group.send(data, self._other)
+            if self._in_memory is not None:
+                self._in_memory.send(data, self._other, more_follows=more_follows)
+            else:
+                self.group.send(data, self._other)
         except (RankLostError, RankMissingError) as error:
             raise with_program_ranks(error, self.ranks) from error
 
