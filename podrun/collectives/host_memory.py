@@ -199,6 +199,11 @@ class MessageChannel:
         self._board, self._source, self._dest = board, source, dest
         self.patient = False
 
+    @property
+    def rings(self) -> int:
+        """How often the receiver was woken."""
+        return self._data_doorbell.value
+
     def send(
         self, tag: int, what: str, payload: ByteView, timeout: float, *, more_follows: bool = False
     ) -> None:

@@ -310,14 +310,14 @@ class SharedMemoryGroup:
     def send(self, array: Array, dest: int, tag: int = 0, *, more_follows: bool = False) -> None:
         """``more_follows``: the next call is another `send` to ``dest``, which may be what wakes the receiver."""
         check_peer(self._rank, self._size, dest, "send to")
-        self._channel(self._rank, dest).send(
+        self.message_channel(self._rank, dest).send(
             tag, array.dtype.name, as_bytes(array), self._timeout, more_follows=more_follows
         )
 
     def receive(self, out: Array, source: int, tag: int = 0) -> None:
         check_peer(self._rank, self._size, source, "receive from")
         reason = label(f"receive({out.dtype.name}[{out.size}], from rank {source}, tag {tag})")
-        channel, early = self._channel(source, self._rank), self._early.setdefault(source, [])
+        channel, early = self.message_channel(source, self._rank), self._early.setdefault(source, [])
         message = next((m for m in early if m[0] == tag), None)
         if message is not None:
             early.remove(message)
@@ -338,7 +338,8 @@ class SharedMemoryGroup:
         if kind != out.dtype.name[:32] or nbytes != out.nbytes:
             self._board.fail_with(message_mismatch(self._rank, source, tag, out, kind, nbytes))
 
-    def _channel(self, source: int, dest: int) -> MessageChannel:
+    def message_channel(self, source: int, dest: int) -> MessageChannel:
+        """This rank's end of the pipe from one rank to another."""
         key = (source, dest)
         if key not in self._channels:
             name = f"channel from rank {source} to rank {dest}"

@@ -14,6 +14,7 @@ from test_group_results import NUMPY, bits, expected
 
 from podrun.collectives import Communicator, Group, MismatchError, Reduction, rank_groups
 from podrun.collectives.host_memory import RING_BYTES
+from podrun.collectives.shared_memory import SharedMemoryGroup
 from podrun.core.errors import UsageError
 from podrun.core.executable import numpy_dtype
 
@@ -174,6 +175,37 @@ def test_a_message_larger_than_the_ring_streams_through() -> None:
 
     with ranks(2) as groups:
         assert on_all(groups, work) == [True, True]
+
+
+def test_a_message_that_another_follows_wakes_nobody() -> None:
+    """The receiver is woken by the second one, and where the sender has to wait for room before."""
+    small, large = np.arange(40, dtype=np.uint8), np.arange(RING_BYTES // 4 * 3 + 5, dtype=np.float32)
+
+    def work(group: Group) -> list[int]:
+        assert isinstance(group, SharedMemoryGroup)
+        group.patient = True
+        rings = []
+        for payload in (small, large):
+            before = group.message_channel(0, 1).rings
+            group.barrier()
+            if group.rank == 0:
+                group.send(small, 1, more_follows=True)
+                group.send(payload, 1)
+            else:
+                first, second = np.empty_like(small), np.empty_like(payload)
+                group.receive(first, 0)
+                group.receive(second, 0)
+                assert np.array_equal(first, small)
+                assert np.array_equal(second, payload)
+            group.barrier()
+            rings.append(group.message_channel(0, 1).rings - before)
+        return rings
+
+    with ranks(2) as groups:
+        (short, long), other = on_all(groups, work)
+    assert [short, long] == other
+    assert short == 1
+    assert long >= 1
 
 
 def test_a_message_of_another_type_fails_on_both_sides() -> None:

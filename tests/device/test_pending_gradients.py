@@ -73,6 +73,67 @@ def test_a_donated_value_belongs_to_the_piece_alone(source: str) -> None:
     assert pending.operand("a") is None
 
 
+def test_what_is_cleared_is_zero_where_it_is_read_and_not_written_before() -> None:
+    memory = np.arange(1, 9, dtype=np.float32)
+    pending = pending_gradients(memory)
+    pending.store("a", on(one_thread_device(), [7, 7, 7, 7]))
+    pending.clear("g")
+    np.testing.assert_array_equal(pending.donate("a", memory[:4], one_thread_device()), [0, 0, 0, 0])
+    np.testing.assert_array_equal(memory, np.arange(1, 9))
+    assert pending.operand("b") is None
+    np.testing.assert_array_equal(memory, [1, 2, 3, 4, 0, 0, 0, 0])
+    pending.clear("g")
+    pending.store("b", on(one_thread_device(), [[1, 2], [3, 4]]))
+    pending.flush("g")
+    np.testing.assert_array_equal(memory, [0, 0, 0, 0, 1, 2, 3, 4])
+
+
+@pytest.mark.parametrize("cleared", [True, False])
+def test_the_memory_that_a_piece_wrote_over_is_used_for_the_next_batch(cleared: bool) -> None:
+    memory = np.arange(8, dtype=np.float32)
+    pending = pending_gradients(memory)
+    value = pending.donate("b", memory[4:].reshape(2, 2), two_thread_device())
+    address = value.unsafe_buffer_pointer()
+    pending.store("b", value, in_place=True)
+    memory[:] = -1
+    pending.flush("g")
+    np.testing.assert_array_equal(memory, [-1, -1, -1, -1, 4, 5, 6, 7])
+    memory[:] = 9
+    if cleared:
+        pending.clear("g")
+    again = pending.donate("b", memory[4:].reshape(2, 2), two_thread_device())
+    assert again.unsafe_buffer_pointer() == address
+    np.testing.assert_array_equal(again, np.full((2, 2), 0 if cleared else 9))
+    np.testing.assert_array_equal(memory, np.full(8, 9))
+
+
+def test_memory_of_a_result_that_may_be_another_s_is_not_written() -> None:
+    memory = np.zeros(8, np.float32)
+    pending, weight = pending_gradients(memory), on(one_thread_device(), [1, 2, 3, 4])
+    pending.store("a", weight)
+    pending.flush("g")
+    pending.clear("g")
+    np.testing.assert_array_equal(pending.donate("a", memory[:4], one_thread_device()), [0, 0, 0, 0])
+    np.testing.assert_array_equal(weight, [1, 2, 3, 4])
+
+
+def test_a_piece_that_clears_arenas_is_known_by_its_results() -> None:
+    buffers = Buffers(linear(4), SoloGroup())
+    own = buffers.arenas["gradients"].own
+    clears, weights = (Computation("c", b"", (), (f"arena:{name}",)) for name in ("gradients", "weights"))
+    zeros, negative = np.zeros(own.size, np.float32), np.zeros(own.size, np.float32)
+    negative[-1] = -0.0
+    assert buffers.clearing(clears, [negative]) is None
+    assert buffers.clearing(weights, [zeros]) is None
+    assert buffers.clearing(Computation("none", b"", (), ()), []) is None
+    clear = buffers.clearing(clears, [zeros])
+    assert clear is not None
+    own[:] = np.nan
+    clear()
+    assert np.isnan(own).any(), "members are written where something reads them"
+    np.testing.assert_array_equal(buffers.operand("arena:gradients", Frame()), zeros)
+
+
 def test_what_a_reduction_left_is_lent() -> None:
     executable = linear(4)
     buffers = Buffers(executable, SoloGroup())

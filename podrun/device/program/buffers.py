@@ -236,9 +236,9 @@ class Buffers(ProgramMemory):
         """Functions that donate buffer ``name`` to a piece on a ``jax.Device``, and that take the result back. Call it
         before any `reader` or `writer`: the arena moves to memory that the device may write."""
         if name in self._gradients:
-            return lambda frame: self._gradients.donate(name, self._as_it_stands(name), device), self.writer(
-                name
-            )
+            return lambda frame: self._gradients.donate(
+                name, self._as_it_stands(name), device
+            ), lambda frame, result: self._gradients.store(name, result, in_place=True)
         arena = self._donated_arena(name, shape, device)
         return lambda frame: arena.donate(), lambda frame, result: arena.take_back(result)
 
@@ -261,6 +261,32 @@ class Buffers(ProgramMemory):
                 donated.memory[:] = buffer.own
             buffer.own = donated.memory
         return self._donated[arena]
+
+    def clearing(self, computation: Computation, results: Sequence[Any]) -> Callable[[], None] | None:
+        """A function in place of a piece without operands, whose results these are, if it only writes zeros to whole
+        arenas of gradients; else None."""
+        arenas = [name.removeprefix(WHOLE) for name in computation.outputs if name.startswith(WHOLE)]
+        alone = len(arenas) == len(computation.outputs) > 0 and all(map(self._gradients.has_arena, arenas))
+        if not alone or any(map(_has_bits, results)):
+            return None
+        gaps = [gap for arena in arenas for gap in self._gaps(arena)]
+
+        def clear() -> None:
+            self.prepare_writes(computation)
+            for arena in arenas:
+                self._gradients.clear(arena)
+            for arena, gap in gaps:
+                self.arenas[arena].own[gap] = 0
+
+        return clear
+
+    def _gaps(self, arena: str) -> list[tuple[str, slice]]:
+        """Parts of an arena that belong to none of its members."""
+        members = sorted((m.start, m.stop) for m in self._members.values() if m.arena == arena)
+        starts = [0, *(stop for _, stop in members)]
+        stops = [*(start for start, _ in members), self.arenas[arena].own.size]
+        pairs = zip(starts, stops, strict=True)
+        return [(arena, slice(start, stop)) for start, stop in pairs if start < stop]
 
     def places(self, piece: Piece) -> dict[int, Array]:
         """Where a piece may write its gradients at once, by position: this machine's rows of arenas that machines
@@ -349,6 +375,11 @@ class Buffers(ProgramMemory):
         rest."""
         value = self.operand(name, frame)
         return value if self.is_temporary(name) else np.array(value)
+
+
+def _has_bits(result: object) -> bool:
+    """Whether an array is anything but zeros, of which none is negative."""
+    return bool(np.ascontiguousarray(result).reshape(-1).view(np.uint8).any())
 
 
 def _temporary(name: str, frame: Frame) -> Any:

@@ -336,20 +336,28 @@ def _compute(
     lasting = bool(buffers.arenas_written_by(computation)) and call is piece.call
     stores = [(place, write) for place, write in enumerate(writers) if write is not None]
 
+    constant = not computation.inputs
+    clear: Callable[[], None] | None = None
+
     def run(frame: Frame, now: BatchState) -> None:
         with lock:
-            if buffers.own_copies:
+            if clear is not None:
+                clear()
+            elif buffers.own_copies:
                 buffers.own_copies.compute(computation, frame, compute)
             else:
                 compute(frame)
 
     def compute(frame: Frame) -> None:
+        nonlocal constant, clear
         results = call(*[read(frame) for read in readers])
         if piece.dense is None:
             for result in results:
                 result.block_until_ready()
         if finite:
             _check_finite(computation.outputs, results)
+        if constant:
+            constant, clear = False, buffers.clearing(computation, results)
         for name in computation.donated:
             frame.values.pop(name, None)
         if lasting:

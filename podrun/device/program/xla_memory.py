@@ -137,21 +137,45 @@ def updated_in_place(computation: Computation, arenas: Mapping[str, str], own: S
 
 # --- Pending gradients ----------------------------------------------------------------------------------------
 
+
+class _Memory:
+    """The bytes of a ``jax.Array`` for NumPy, without a reference to them that would keep XLA from writing there."""
+
+    def __init__(self, array: jax.Array) -> None:
+        self.array = array
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (array.unsafe_buffer_pointer(), False),
+            "shape": (array.nbytes,),
+            "typestr": "|u1",
+        }
+
+
+def _memory_of(array: jax.Array) -> Array:
+    """The elements of an array that XLA wrote over an operand, to read and to write."""
+    return np.asarray(_Memory(array)).view(array.dtype).reshape(array.shape)
+
+
 MemberMemory = Callable[[], Array]
 """Gives the memory of an arena's member."""
+MOST_KEPT = 1 << 30
+_ZEROS = object()
+"""In place of a value: zeros."""
 
 
 class PendingGradients:
-    """Gradients of a micro-batch that no arena has taken yet.
+    """Gradients of a micro-batch that no arena has taken yet, and arenas that are to be zero and were not written yet.
 
     It serves arenas that hold no variable: only pieces and reductions read them. ``places``: the memory of each member,
-    by arena and name.
+    by arena and name. Memory of values that pieces wrote over is kept, up to `MOST_KEPT` bytes, for the next batch's.
     """
 
     def __init__(self, places: Mapping[str, Mapping[str, MemberMemory]]) -> None:
         self._places = {name: place for members in places.values() for name, place in members.items()}
         self._members = {arena: tuple(members) for arena, members in places.items()}
         self._pending: dict[str, Any] = {}
+        self._in_place: set[str] = set()
+        self._kept: dict[str, jax.Array] = {}
 
     def __contains__(self, name: str) -> bool:
         """Whether a buffer name is a member of an arena of gradients."""
@@ -161,13 +185,21 @@ class PendingGradients:
         """Whether this is an arena of gradients."""
         return arena in self._members
 
-    def store(self, name: str, value: object) -> None:
-        """Keep the result of a piece."""
+    def store(self, name: str, value: object, *, in_place: bool = False) -> None:
+        """Keep the result of a piece. ``in_place``: it lies in the memory that `donate` gave."""
         self._pending[name] = value
+        (self._in_place.add if in_place else self._in_place.discard)(name)
+
+    def clear(self, arena: str) -> None:
+        """Let all members be zero. Their memory is written when something reads it."""
+        self._pending.update(dict.fromkeys(self._members[arena], _ZEROS))
 
     def operand(self, name: str) -> Any:
         """The pending value of a member for a piece of the one-thread client; None if the arena holds the value."""
         value = self._pending.get(name)
+        if value is _ZEROS:
+            self._settle(name)
+            return None
         return None if value is None else on_one_thread(value)
 
     def donate(self, name: str, in_arena: Array, device: jax.Device) -> Any:
@@ -177,8 +209,14 @@ class PendingGradients:
         import jax.numpy as jnp
 
         value = self._pending.pop(name, None)
-        if value is not None and value.device == device:
+        kept = self._kept.pop(name, None)
+        if value is not None and value is not _ZEROS and value.device == device:
             return value
+        if kept is not None and kept.device == device:
+            _memory_of(kept)[...] = 0 if value is _ZEROS else in_arena if value is None else np.asarray(value)
+            return kept
+        if value is _ZEROS:
+            value = np.zeros(in_arena.shape, in_arena.dtype)
         with jax.default_device(device):
             return jnp.array(in_arena if value is None else np.asarray(value), copy=True)
 
@@ -188,7 +226,19 @@ class PendingGradients:
             return
         for name in self._members.get(arena, ()):
             if name in self._pending:
-                np.copyto(self._places[name](), np.asarray(self._pending.pop(name)))
+                self._settle(name)
+
+    def _settle(self, name: str) -> None:
+        """Write a member's pending value to its arena."""
+        value, place = self._pending.pop(name), self._places[name]()
+        if value is _ZEROS:
+            place[...] = 0
+        elif name not in self._in_place or not value.nbytes:
+            np.copyto(place, np.asarray(value))
+        else:
+            np.copyto(place, _memory_of(value))
+            if value.nbytes + sum(other.nbytes for other in self._kept.values()) <= MOST_KEPT:
+                self._kept[name] = value
 
     def discard(self, arena: str) -> None:
         """Drop pending values: the whole arena is about to be written."""
