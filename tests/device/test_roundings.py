@@ -22,8 +22,6 @@ native: Any = importlib.import_module("podrun.device.xla._onednn") if convolutio
 pytestmark = pytest.mark.skipif(native is None, reason="podrun's C module is not built")
 LARGE = 150_000
 """More elements than one part of a call has."""
-AS_FOR_USERS = dict(COMPILER_OPTIONS)
-"""Options of pieces, where quick ones would not join a product and a sum."""
 FloatArray = np.ndarray[Any, np.dtype[np.float32]]
 
 
@@ -45,13 +43,13 @@ def states(*shape: int) -> Any:
 
 
 def computing(
-    function: Callable[..., Any], *operands: Any, by_native: bool, options: dict[str, Any] = COMPILER_OPTIONS
+    function: Callable[..., Any], *operands: Any, by_native: bool
 ) -> tuple[Callable[[], np.ndarray[Any, Any]], str]:
     """What computes the bits of a function's result, and its program after rewriting."""
     lowered = jax.jit(lambda *values: function(*values)).lower(*operands)
     count = rewrite_roundings(lowered, lambda: by_native)
     assert count == (by_native and 1)
-    compiled: Any = lowered.compile(compiler_options=dict(options))
+    compiled: Any = lowered.compile(compiler_options=dict(COMPILER_OPTIONS))
 
     def bits() -> np.ndarray[Any, Any]:
         result = np.asarray(compiled(*operands))
@@ -61,10 +59,10 @@ def computing(
 
 
 def computed(
-    function: Callable[..., Any], *operands: Any, by_native: bool, options: dict[str, Any] = COMPILER_OPTIONS
+    function: Callable[..., Any], *operands: Any, by_native: bool
 ) -> tuple[np.ndarray[Any, Any], str]:
     """The bits of a function's result and its program after rewriting."""
-    bits, text = computing(function, *operands, by_native=by_native, options=options)
+    bits, text = computing(function, *operands, by_native=by_native)
     return bits(), text
 
 
@@ -301,8 +299,8 @@ def test_other_operations_beside_a_rounding_stay(case: str) -> None:
     def by_state(state: Any, *values: Any) -> Any:
         return UNTOUCHED[case](lambda value: grid_rounding.on_grid(value, state), *values)
 
-    bits, _ = computed(by_state, states(), *WHOLE, by_native=True, options=AS_FOR_USERS)
-    right, _ = computed(by_state, states(), *WHOLE, by_native=False, options=AS_FOR_USERS)
+    bits, _ = computed(by_state, states(), *WHOLE, by_native=True)
+    right, _ = computed(by_state, states(), *WHOLE, by_native=False)
     np.testing.assert_array_equal(bits.view(np.float32), right.view(np.float32))
 
 
@@ -321,9 +319,9 @@ def test_a_sum_of_a_product_that_is_moved_stays_with_xla(case: str) -> None:
     def by_state(state: Any, a: Any, b: Any) -> Any:
         return grid_rounding.on_grid(MOVED[case](a * b, a) - b, state)
 
-    bits, text = computed(by_state, states(), *WHOLE, by_native=True, options=AS_FOR_USERS)
+    bits, text = computed(by_state, states(), *WHOLE, by_native=True)
     assert "stablehlo.subtract" in text
-    right, _ = computed(by_state, states(), *WHOLE, by_native=False, options=AS_FOR_USERS)
+    right, _ = computed(by_state, states(), *WHOLE, by_native=False)
     np.testing.assert_array_equal(bits.view(np.float32), right.view(np.float32))
 
 
