@@ -1,23 +1,28 @@
 """Programs that tests compile, for one run over a few numbers: compiling is what takes time.
 
-What podrun compiles for a machine has options of its own (`podrun.device.xla.effort`), in tests as for users. This is
-about what tests and front ends compute with JAX themselves.
+What podrun compiles for a machine has options of its own (`podrun.device.xla.compiler_options`), in tests as for users.
+This is about what tests and front ends compute with JAX themselves.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
 
-from podrun.device.xla.effort import LEAST_OPTIONS
+from podrun.device.xla.compiler_options import WITHOUT_MLIR
 
 FIXTURE = "programs_of_tests_compile_quickly"
 BY_DEFAULT = "programs_of_default_tests_compile_quickly"
-QUICK = LEAST_OPTIONS
+QUICK: Mapping[str, bool | int] = {
+    "xla_backend_optimization_level": 0,
+    "xla_llvm_disable_expensive_passes": True,
+    "xla_cpu_parallel_codegen_split_count": 1,
+    **WITHOUT_MLIR,
+}
 """Options with which XLA compiles in a third of the time."""
 
 

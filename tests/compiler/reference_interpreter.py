@@ -33,7 +33,7 @@ from podrun.core.executable import (
     VariableRole,
     numpy_dtype,
 )
-from podrun.device.xla.effort import effort_of
+from podrun.device.xla.compiler_options import options_for
 from tests.quick_programs import QUICK
 
 
@@ -117,7 +117,7 @@ def _compiled(stablehlo: bytes, as_machines: bool) -> Any:
     if key not in _CACHE:
         exported = jax.export.deserialize(bytearray(stablehlo))
         lowered = jax.jit(exported.call).lower(*exported.in_avals)
-        options = effort_of(lowered, stablehlo).options() if as_machines else {**AS_MACHINES, **QUICK}
+        options = options_for(lowered.compiler_ir("stablehlo")) if as_machines else {**AS_MACHINES, **QUICK}
         compiled = lowered.compile(compiler_options=options)  # type: ignore[arg-type]
         _CACHE[key] = compiled, [aval.shape for aval in exported.in_avals]
     return _CACHE[key]

@@ -36,7 +36,7 @@ def test_a_piece_that_is_kept_is_lowered_once_for_the_threads_that_its_name_says
 ) -> None:
     monkeypatch.setattr(clients, "WORTH_READING_TOGETHER", 1)
     first = update(1000, PieceCache(tmp_path))
-    monkeypatch.setattr(pieces, "effort_of", lambda *_: pytest.fail("it is known"))
+    monkeypatch.setattr(pieces, "needs_two_threads", lambda lowered: pytest.fail("it is known"))
     monkeypatch.setattr(PieceCache, "_ready", lambda *_: None)
     again = PieceCache(tmp_path).piece(first.computation, (), {0: 0, 2: 1})
     assert again.device == first.device == two_thread_device()

@@ -16,7 +16,6 @@ from jax import export
 from podrun.core import executable_file
 from podrun.core.executable import Computation
 from podrun.device.xla import clients
-from podrun.device.xla.effort import effort_of
 from podrun.device.xla.pieces import Piece, PieceCache
 from tests.copies import run_copied
 
@@ -54,8 +53,8 @@ def test_a_piece_of_either_size_computes_what_numpy_does(n):
 
 def test_only_large_pieces_have_another_client():
     square = {n: jax.ShapeDtypeStruct((n, n), np.float32) for n in (SMALL, LARGE)}
-    assert effort_of(jax.jit(product).lower(square[LARGE], square[LARGE]), b"").threads == 2
-    assert effort_of(jax.jit(product).lower(square[SMALL], square[SMALL]), b"").threads == 1
+    assert clients.needs_two_threads(jax.jit(product).lower(square[LARGE], square[LARGE]))
+    assert not clients.needs_two_threads(jax.jit(product).lower(square[SMALL], square[SMALL]))
     own = {clients.one_thread_device().client, clients.two_thread_device().client}
     assert len(own | {jax.devices("cpu")[0].client}) == 3
 

@@ -15,7 +15,7 @@ from jax import lax
 from podrun.compiler import grid_rounding, stochastic
 from podrun.core.names import ROUNDING
 from podrun.device.xla import convolutions
-from podrun.device.xla.effort import COMPILER_OPTIONS
+from podrun.device.xla.compiler_options import COMPILER_OPTIONS
 from podrun.device.xla.roundings import ROUNDING_TARGET, rewrite_roundings
 
 native: Any = importlib.import_module("podrun.device.xla._onednn") if convolutions.available() else None

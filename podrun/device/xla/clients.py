@@ -23,13 +23,14 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import math
 import os
 import platform
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -37,6 +38,9 @@ from podrun.core.aligned_memory import ScratchArrays, is_aligned
 from podrun.core.environment import XLA_FLAGS, environment
 from podrun.core.errors import ApplicationRuntimeError
 from podrun.private_apis.jax import start_cpu_client
+
+if TYPE_CHECKING:
+    from jax.stages import Lowered
 
 WORTH_SHARING = 1 << 30
 """Floating point operations of a piece from which on two threads compute it. A step of a 784-512-512-10 network on
@@ -47,6 +51,18 @@ large weights is limited by memory bandwidth, which one core cannot use fully.""
 SHARED_BY = 2
 """Threads that compute a large piece."""
 _starting = threading.Lock()
+
+
+def needs_two_threads(lowered: Lowered) -> bool:
+    """Whether two threads compute a ``jax.stages.Lowered``, as it is before anything is rewritten."""
+    analysis = lowered.cost_analysis() or {}
+    if float(analysis.get("flops", 0.0)) >= WORTH_SHARING:
+        return True
+    from jax import tree
+
+    arrays = [*tree.leaves(lowered.in_avals), *tree.leaves(lowered.out_info)]
+    size = sum(math.prod(array.shape) * array.dtype.itemsize for array in arrays)
+    return bool(size >= WORTH_READING_TOGETHER)
 
 
 def two_thread_device() -> Any:

@@ -82,7 +82,7 @@ class RefusedPiece(ApplicationRuntimeError):
 
 def check_operations(name: str, module: MlirModule) -> None:
     """Raise RefusedPiece for a module (StableHLO, as MLIR) of Computation ``name`` with anything that is not above."""
-    for count, (op, depth) in enumerate(_operations(module.operation)):
+    for count, (op, depth) in enumerate(operations_inside(module.operation)):
         if depth > NESTING or count > OPERATIONS:
             raise _refused(name, f"has more than {NESTING} nested regions or {OPERATIONS} operations")
         kind = op.name
@@ -94,12 +94,12 @@ def check_operations(name: str, module: MlirModule) -> None:
 
 def check_calls(name: str, module: MlirModule) -> None:
     """`check_operations` for a module of podrun's own compiler, in which only custom calls have to be looked at."""
-    for op, _ in _operations(module.operation):
+    for op, _ in operations_inside(module.operation):
         if op.name == "stablehlo.custom_call":
             check_call(name, op)
 
 
-def _operations(root: MlirOperation) -> Iterator[tuple[MlirOperation, int]]:
+def operations_inside(root: MlirOperation) -> Iterator[tuple[MlirOperation, int]]:
     """The operations inside of one with their depth, without recursion."""
     waiting = [(root, 0)]
     while waiting:

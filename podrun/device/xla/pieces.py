@@ -31,15 +31,16 @@ from podrun.device.xla.clients import (
     SHARED_BY,
     callable_across_clients,
     instruction_set,
+    needs_two_threads,
     one_thread_device,
     own_settings,
     two_thread_device,
     use_one_heap,
 )
+from podrun.device.xla.compiler_options import COMPILER_OPTIONS, WITHOUT_MLIR, options_for
 from podrun.device.xla.convolutions import available, failed_to_load, formulation
 from podrun.device.xla.custom_calls import check_calls, check_operations
 from podrun.device.xla.dense_programs import DenseCall, DenseProgram, dense_program, may_be_dense
-from podrun.device.xla.effort import Effort, effort_of, settings
 from podrun.device.xla.kept_pieces import KeptPieces, piece_name
 from podrun.device.xla.matrix_products import rewrite_products
 from podrun.device.xla.ready_calls import CallNote, array_kinds
@@ -145,9 +146,7 @@ class PieceCache:
         ready = self._ready(key, computation) if plain else None
         if ready is not None:
             return ready
-        known = Effort.TWO_THREADS if self._kept.threads(key) == SHARED_BY else None
-        lowered, effort, in_place = _lower(key, computation, donated, in_place, known)
-        shared = effort is Effort.TWO_THREADS
+        lowered, shared, in_place = _lower(key, computation, donated, in_place, self._kept.threads(key))
         if not own:
             check_operations(computation.name, stablehlo(lowered))
         elif _CALL in computation.stablehlo:
@@ -155,18 +154,18 @@ class PieceCache:
         if plain and not shared and not in_place and may_be_dense(lowered, available):
             dense = dense_program(lowered)
             if dense is not None:
-                return self._dense_piece(key, computation, dense, lowered, effort)
-            lowered = _lower(key, computation, donated, in_place, effort)[0]
+                return self._dense_piece(key, computation, dense, lowered)
+            lowered = _lower(key, computation, donated, in_place, 1)[0]
         rounds = rewrite_roundings(lowered, available)
-        calls = rewrite_convolutions(lowered, WORTH_COMPILING, effort.threads)
+        calls = rewrite_convolutions(lowered, WORTH_COMPILING, SHARED_BY if shared else 1)
         if calls:
             simplify_sums(stablehlo(lowered))
         products = rewrite_products(lowered, available)
         placed = frozenset(p.place - 1 for p in products if p.place and not shared)
         with self._kept.first_on_host(key) as entries:
-            call = _compile(lowered, effort, computation.name)
+            call = _compile(lowered, computation.name)
         if plain and len(entries) == 1 and not failed_to_load():
-            note = _note(lowered, effort, in_place, placed, library=bool(calls or products or rounds))
+            note = _note(lowered, shared, in_place, placed, library=bool(calls or products or rounds))
             if note is not None:
                 self._kept.note(key, note, entries[0])
         if shared:
@@ -175,10 +174,10 @@ class PieceCache:
         return Piece(computation, call, _shapes(lowered), in_place, device, _kinds(lowered), placed)
 
     def _dense_piece(
-        self, key: str, computation: Computation, dense: DenseProgram, lowered: Lowered, effort: Effort
+        self, key: str, computation: Computation, dense: DenseProgram, lowered: Lowered
     ) -> Piece:
         call = dense.bound()
-        note = _note(lowered, effort, {}, call.placed, library=True)
+        note = _note(lowered, False, {}, call.placed, library=True)
         if note is not None:
             self._kept.note(key, replace(note, dense=dense.numbers))
         shapes, kinds = _shapes(lowered), _kinds(lowered)
@@ -192,7 +191,7 @@ class PieceCache:
         note, entry = kept
         if note.library and not available():
             return None
-        shared = note.effort is Effort.TWO_THREADS
+        shared = note.threads == SHARED_BY
         device = two_thread_device() if shared else one_thread_device()
         operands, results = (
             [np.broadcast_to(np.zeros((), numpy_dtype(dtype)), shape) for shape, dtype in kinds]
@@ -203,7 +202,7 @@ class PieceCache:
         if note.dense:
             dense = DenseProgram(tuple(note.dense), tuple(note.results)).bound()
             return Piece(computation, dense, shapes, kinds=kinds, placed=note.placed, dense=dense)
-        call = load_compiled(entry, piece_name(note.effort.threads, key), operands, results, device)
+        call = load_compiled(entry, piece_name(note.threads, key), operands, results, device)
         if call is None:
             self._kept.refuse(key)
             return None
@@ -251,7 +250,8 @@ def _key(computation: Computation, donated: tuple[int, ...], in_place: Mapping[i
             (
                 donated,
                 sorted(in_place.items()),
-                settings(),
+                sorted(COMPILER_OPTIONS.items()),
+                sorted(WITHOUT_MLIR.items()),
                 jax.__version__,
                 instruction_set(),
                 environment().get(XLA_FLAGS),
@@ -267,10 +267,10 @@ def _lower(
     computation: Computation,
     donated: tuple[int, ...],
     in_place: Mapping[int, int],
-    known: Effort | None = None,
-) -> tuple[Lowered, Effort, Mapping[int, int]]:
-    """A piece ready to compile, with which effort, and which operands it writes over: those that were asked for and
-    that JAX pairs with the same results. ``known``: the effort, if it is."""
+    threads: int | None = None,
+) -> tuple[Lowered, bool, Mapping[int, int]]:
+    """A piece ready to compile, whether two threads share it, and which operands it writes over: those that were asked
+    for and that JAX pairs with the same results. ``threads``: that compute it, if that is known."""
     jax: Any = importlib.import_module("jax")  # untyped here: jax's own annotations do not cover these calls
     export: Any = importlib.import_module("jax.export")
 
@@ -289,27 +289,27 @@ def _lower(
     with jax.enable_x64(True):
         shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in exported.in_avals]
 
-        def on(device: object, threads: int, donations: set[int]) -> Lowered:
+        def on(device: object, donations: set[int]) -> Lowered:
             one = jax.sharding.SingleDeviceSharding(device)
-            flat.__name__ = piece_name(threads, key)
+            flat.__name__ = piece_name(SHARED_BY if device is not one_thread_device() else 1, key)
             whole = jax.jit(flat, in_shardings=one, out_shardings=one, donate_argnums=sorted(donations))
             lowered: Lowered = whole.lower(*shapes)
             return lowered
 
-        effort = known
-        if effort is not Effort.TWO_THREADS:
-            lowered = on(one_thread_device(), 1, {*donated, *in_place})
-            effort = effort or effort_of(lowered, computation.stablehlo)
-        if effort is Effort.TWO_THREADS:
-            lowered = on(two_thread_device(), SHARED_BY, set(in_place))
+        shared = threads == SHARED_BY
+        if not shared:
+            lowered = on(one_thread_device(), {*donated, *in_place})
+            shared = threads is None and needs_two_threads(lowered)
+        if shared:
+            lowered = on(two_thread_device(), set(in_place))
     aliased = aliased_outputs(lowered).items()
     if not in_place.items() <= aliased:
-        return _lower(key, computation, donated, dict(in_place.items() & aliased), known)
-    return lowered, effort, in_place
+        return _lower(key, computation, donated, dict(in_place.items() & aliased), threads)
+    return lowered, shared, in_place
 
 
 def _note(
-    lowered: Lowered, effort: Effort, in_place: Mapping[int, int], placed: frozenset[int], *, library: bool
+    lowered: Lowered, shared: bool, in_place: Mapping[int, int], placed: frozenset[int], *, library: bool
 ) -> CallNote | None:
     """What the next process needs to call a piece at once, but its entry; None if a dtype has no name of its own."""
     from jax import tree
@@ -317,7 +317,8 @@ def _note(
     operands, results = (array_kinds(tree.leaves(of)) for of in (lowered.in_avals, lowered.out_info))
     if operands is None or results is None:
         return None
-    return CallNote(effort, in_place, operands, results, placed, library, "", "")
+    threads = SHARED_BY if shared else 1
+    return CallNote(threads, in_place, operands, results, placed, library, "", "")
 
 
 def _shapes(lowered: Lowered) -> list[tuple[int, ...]]:
@@ -333,12 +334,12 @@ def _kinds(lowered: Lowered) -> tuple[tuple[int, np.dtype[Any]], ...]:
     return tuple((math.prod(aval.shape), np.dtype(aval.dtype)) for aval in both)
 
 
-def _compile(lowered: Lowered, effort: Effort, name: str) -> Callable[..., Any]:
+def _compile(lowered: Lowered, name: str) -> Callable[..., Any]:
     import jax
 
     try:
         with jax.enable_x64(True), written_to_cache():
-            options = cast("dict[str, str | bool]", effort.options())
+            options = cast("dict[str, str | bool]", options_for(stablehlo(lowered)))
             call: Callable[..., Any] = lowered.compile(compiler_options=options)
     except jax.errors.JaxRuntimeError as error:
         said = str(error).strip().partition("\n")[0]

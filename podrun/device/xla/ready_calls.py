@@ -26,7 +26,6 @@ from podrun.core.documents import write_whole
 from podrun.core.executable import numpy_dtype
 from podrun.core.quick_dataclass import dataclass
 from podrun.device.xla.convolutions import PACKAGE
-from podrun.device.xla.effort import Effort
 from podrun.private_apis import installed_version
 
 _SHOWN = 16
@@ -39,13 +38,13 @@ ArrayKind = tuple[tuple[int, ...], str]
 class CallNote:
     """What a process needs to know of a compiled piece.
 
-    ``effort``: how it was compiled. ``in_place``: operands, by position, and the results that are written over them.
+    ``threads``: that compute it. ``in_place``: operands, by position, and the results that are written over them.
     ``placed``: results that may be written to memory of the caller's. ``library``: whether it calls oneDNN. ``entry``:
     the file that holds the code, and ``digest`` the SHA-256 of its contents. ``dense``: in place of code, the numbers
     of a training step that the C module computes (`podrun.device.xla.dense_programs`).
     """
 
-    effort: Effort
+    threads: int
     in_place: Mapping[int, int]
     operands: Sequence[ArrayKind]
     results: Sequence[ArrayKind]
@@ -78,7 +77,6 @@ def read_note(folder: Path, key: str) -> tuple[CallNote, bytes] | None:
     note = CallNote(
         **values
         | {
-            "effort": Effort(values["effort"]),
             "in_place": dict(values["in_place"]),
             "placed": frozenset(values["placed"]),
             "operands": [(tuple(shape), dtype) for shape, dtype in values["operands"]],
