@@ -191,15 +191,18 @@ class _Template:
 
 
 def _request() -> bytes:
-    """This process's environment and arguments, as text that ends with a zero each; a zero more is between them."""
+    """This process's environment and arguments, as text that ends with a zero each; a zero more is between them. Before
+    all that its length, likewise."""
     variables = b"".join(b"%s=%s\0" % pair for pair in os.environb.items())
-    return variables + b"\0" + b"".join(os.fsencode(word) + b"\0" for word in sys.argv[1:])
+    text = variables + b"\0" + b"".join(os.fsencode(word) + b"\0" for word in sys.argv[1:])
+    return b"%d\0%s" % (len(text), text)
 
 
-def _read_request(text: bytes) -> tuple[dict[str, str], list[str]]:
+def _read_request(request: bytes) -> tuple[dict[str, str], list[str]]:
     """The environment and the arguments of a `_request`. Raises ValueError if it is none."""
+    length, _, text = request.partition(b"\0")
     variables, end, words = text.partition(b"\0\0")
-    if not end or words[-1:] not in (b"", b"\0"):
+    if not end or length != b"%d" % len(text):
         raise ValueError("no whole request")
     pairs = (os.fsdecode(variable).partition("=") for variable in variables.split(b"\0"))
     return {name: value for name, _, value in pairs}, [os.fsdecode(word) for word in words.split(b"\0")[:-1]]

@@ -235,9 +235,9 @@ def test_a_request_for_a_copy_keeps_environment_and_arguments(monkeypatch: pytes
     monkeypatch.setitem(os.environ, "NO_TEXT", os.fsdecode(b"\xfe"))
     whole = ray_worker._request()
     assert ray_worker._read_request(whole) == (dict(os.environ), sys.argv[1:])
-    for cut in (whole[:-1], whole[:20], b""):
+    for end in range(len(whole)):
         with pytest.raises(ValueError, match="no whole request"):
-            ray_worker._read_request(cut)
+            ray_worker._read_request(whole[:end])
 
 
 @pytest.mark.parametrize("file", [ray_worker.__file__, guardian.__file__])
