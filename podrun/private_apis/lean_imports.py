@@ -8,7 +8,8 @@ is imported, a stand-in takes the place of each such module. Afterwards none is 
 the package itself keeps of a stand-in hands on to the module.
 
 Beyond public API: which modules a package asks nothing of while it is imported. Without this, or if a package asks one
-for something, the module is imported at once, which costs time and nothing else.
+for something, the module is imported at once, which costs time and nothing else. A package that first imports a module
+within one of these would have two copies of that.
 """
 
 from __future__ import annotations

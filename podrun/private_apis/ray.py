@@ -15,12 +15,11 @@ import logging
 import os
 import re
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from podrun.private_apis.ray_worker import SELDOM_USED, LoadWhenUsed
+from podrun.private_apis.ray_worker import import_ray_alone
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -110,16 +109,11 @@ def last_started_address() -> str:
 
 
 def import_ray() -> Any:
-    """Ray, with its settings, authentication mode and token as the environment has them now.
-
-    Only plain values go to machines and come back, so this process does not learn how to serialize what pydantic,
-    starlette and Arrow make: importing these takes 0.05 s of a core and more. Without the name it does.
-    """
-    sys.meta_path.insert(0, LoadWhenUsed(SELDOM_USED))
+    """Ray, with its settings, authentication mode and token as the environment has them now, and with few imports
+    (`import_ray_alone`)."""
+    import_ray_alone()
     import ray
-    from ray.util import serialization_addons
 
-    serialization_addons.apply = lambda serialization_context: None
     log_instead_of_printing()
     read_environment_again()
     return ray

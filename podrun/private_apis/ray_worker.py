@@ -21,9 +21,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
     from collections.abc import Mapping, Sequence
-    from importlib.machinery import ModuleSpec
     from pathlib import Path
-    from types import ModuleType
 
 SOCKET = "template"
 """The template's socket in the session's directory."""
@@ -32,7 +30,9 @@ SOCKET_VARIABLE = "PODRUN_WORKER_TEMPLATE"
 SELDOM_USED = ("requests", "jsonschema", "tqdm", "tqdm.auto")
 """What Ray imports to ask clouds for accelerators, to check environments of tasks, and to show progress."""
 WORKER = "ray._private.workers.default_worker"
-IMPORTED_LATER = ("ray._common.usage.usage_lib", "grpc._interceptor", "grpc._server", "grpc._channel")
+USAGE = "ray._common.usage.usage_lib"
+"""What a Ray imports as it starts, and then `SELDOM_USED` modules for it."""
+IMPORTED_LATER = (USAGE, "grpc._interceptor", "grpc._server", "grpc._channel")
 """What Ray and gRPC import as a machine starts. The template does it for all, but for names that they do not have."""
 READ_AT_IMPORT = ("RAY_JOB_ID", "RAY_RAYLET_PID")
 """What Ray's core reads from the environment when it is imported, and never again."""
@@ -92,41 +92,6 @@ class WorkerTemplate:
 
 
 # --- what the processes run -------------------------------------------------------------------------------------
-
-
-class LoadWhenUsed:
-    """A finder of modules whose code runs when one of their attributes is first read, unless they have it already:
-    another import of such a module reads its ``__spec__``, and one of a module in it its ``__path__``."""
-
-    def __init__(self, names: Sequence[str]) -> None:
-        self._left = set(names)
-
-    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """See `importlib.abc.MetaPathFinder`."""
-        if name not in self._left:
-            return None
-        self._left.discard(name)  # Let the other finders look for the module.
-        from importlib.util import LazyLoader, find_spec
-
-        class Loader(LazyLoader):
-            def exec_module(self, module: ModuleType) -> None:
-                super().exec_module(module)
-                module.__class__ = _with_what_is_there(type(module))
-
-        spec = find_spec(name)
-        if spec is not None and spec.loader is not None:
-            spec.loader = Loader(spec.loader)
-        return spec
-
-
-def _with_what_is_there(lazy: type[ModuleType]) -> type[ModuleType]:
-    """A class like ``lazy``, whose modules load when an attribute is read: they have some attributes before."""
-
-    def read(module: ModuleType, name: str) -> object:
-        there: dict[str, object] = object.__getattribute__(module, "__dict__")
-        return there[name] if name in there else lazy.__getattribute__(module, name)
-
-    return type("WaitingModule", (lazy,), {"__getattribute__": read})
 
 
 class _Template:
@@ -225,14 +190,34 @@ def prepare_imports() -> None:
     """Let Ray's worker import no more than machines use: every machine's process pays for it.
 
     The garbage collector stays off until the machine is up (`MachineActor.start` turns it on), since modules that are
-    imported once leave next to no garbage. `SELDOM_USED` modules load when used. Only plain values cross, so Ray does
-    not import pydantic and Arrow to serialize others.
+    imported once leave next to no garbage.
     """
     gc.disable()
-    sys.meta_path.insert(0, LoadWhenUsed(SELDOM_USED))
-    from ray.util import serialization_addons
+    import_ray_alone()
 
-    serialization_addons.apply = lambda serialization_context: None
+
+def import_ray_alone() -> None:
+    """Import Ray without `SELDOM_USED` modules, which come when used, and without what serializes values of others.
+
+    Only plain values go to machines and come back, so no process of podrun learns how to serialize what pydantic,
+    starlette and Arrow make: importing these takes 0.05 s of a core and more. Without the name Ray does.
+    """
+    import contextlib
+    from importlib.machinery import PathFinder
+
+    # Ray looks whether it can import what it does not need, such as tqdm.
+    later = [name for name in SELDOM_USED if PathFinder.find_spec(name.partition(".")[0])]
+    with contextlib.suppress(
+        ImportError
+    ):  # A worker that imports for itself may learn from Ray where podrun is.
+        from podrun.private_apis.lean_imports import import_lean
+
+        import_lean("ray", *later)
+        import_lean(USAGE, *later)
+    with contextlib.suppress(ImportError):
+        from ray.util import serialization_addons
+
+        serialization_addons.apply = lambda serialization_context: None
 
 
 def _import_in_advance() -> None:

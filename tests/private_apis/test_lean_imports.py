@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 
@@ -24,6 +26,8 @@ FILES = {
     "shed/rake.py": "TEETH = 14\n",
     "gardener.py": "import shed.rake\n\ndef teeth():\n    return shed.rake.TEETH\n",
     "hasty.py": "import ladder\n\nSTEPS = ladder.STEPS\n",
+    "slow.py": "import meeting\nFIRST = 1\nmeeting.meet()\nLAST = 2\n",
+    "leisurely.py": "import slow\n",
     "broken.py": "import ladder\nraise ImportError('no ladder is long enough')\n",
 }
 
@@ -103,6 +107,24 @@ class TestOrchard:
         apples = load("orchard").apples
         import_lean("orchard", "orchard.apples")
         assert sys.modules["orchard.apples"] is load("orchard").apples is apples
+
+    def test_threads_wait_for_a_module_that_one_of_them_imports(self) -> None:
+        begun, asks = threading.Event(), threading.Event()
+
+        def meet() -> None:
+            begun.set()
+            assert asks.wait(60)
+
+        sys.modules["meeting"] = meeting = ModuleType("meeting")
+        vars(meeting)["meet"] = meet
+        import_lean("leisurely", "slow")
+        slow = load("leisurely").slow
+        with ThreadPoolExecutor(1) as thread:
+            first = thread.submit(lambda: slow.FIRST)
+            assert begun.wait(60)
+            asks.set()
+            assert slow.LAST == 2
+            assert first.result() == 1
 
     def test_an_import_that_fails_leaves_no_stand_in(self) -> None:
         with pytest.raises(ImportError, match="long enough"):

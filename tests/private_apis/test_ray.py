@@ -6,6 +6,7 @@ import importlib
 import inspect
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,8 +16,8 @@ import pytest
 
 import podrun
 from podrun.partition.host import guardian
+from podrun.private_apis import lean_imports, ray_worker
 from podrun.private_apis import ray as private_ray
-from podrun.private_apis import ray_worker
 
 PACKAGE = Path(podrun.__file__).parent
 
@@ -126,7 +127,10 @@ def test_the_raylet_command_starts_no_agents_and_our_worker() -> None:
 
 
 PRETENDED_RAY = {
-    "ray/__init__.py": "import requests, jsonschema",
+    "ray/__init__.py": "import requests, jsonschema\nimport tqdm.auto as progress",
+    "ray/_common/__init__.py": "",
+    "ray/_common/usage/__init__.py": "",
+    "ray/_common/usage/usage_lib.py": "import requests",
     "ray/util/__init__.py": "",
     "ray/util/serialization_addons.py": "def apply(context): raise AssertionError('Arrow is imported')",
     "ray/_private/__init__.py": "",
@@ -134,39 +138,75 @@ PRETENDED_RAY = {
     "ray/_private/workers/default_worker.py": """
 import gc, sys
 import ray
-import requests, tqdm.auto as progress
+from ray._common.usage import usage_lib
 from ray.util import serialization_addons
 serialization_addons.apply(None)
 print("all are imported")
-print("requests.get:", ray.requests.get, "in", requests.__name__)
-print("bar:", progress.bar)
+from requests.adapters import Adapter
+import requests.sessions
+print("one class:", requests.sessions.Adapter is Adapter is ray.requests.sessions.Adapter)
+print("requests.get:", usage_lib.requests.get, "in", requests.__name__)
+print("bar:", ray.progress.bar)
 print(__name__, sys.argv[1:], gc.isenabled())
 """,
-    "requests.py": "print('requests is read')\nget = 7",
+    "requests/__init__.py": "print('requests is read')\nfrom requests import sessions\nget = 7",
+    "requests/sessions.py": "from .adapters import Adapter",
+    "requests/adapters.py": "from . import sessions\nclass Adapter: pass",
     "tqdm/__init__.py": "print('tqdm is read')\nbar = 8",
     "tqdm/auto.py": "print('tqdm.auto is read')\nfrom tqdm import bar",
     "jsonschema.py": "print('jsonschema is read')",
 }
+LEAN = {
+    "podrun/__init__.py": "",
+    "podrun/private_apis/__init__.py": "",
+    "podrun/private_apis/lean_imports.py": Path(lean_imports.__file__).read_text(encoding="utf-8"),
+}
 
 
-def test_our_worker_loads_seldom_used_modules_on_use(tmp_path: Path) -> None:
-    for name, text in PRETENDED_RAY.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    done = subprocess.run(
-        [sys.executable, "-B", ray_worker.__file__, "--node-ip-address=here"],
-        env={"PYTHONPATH": str(tmp_path)},
+def write(folder: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
+
+
+def start_worker(python: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [python, "-B", "-s", ray_worker.__file__, "--node-ip-address=here"],
+        env={"PYTHONPATH": str(folder)},
         capture_output=True,
         text=True,
         check=False,
     )
+
+
+def interpreter(version: str) -> str:
+    """Path of a Python of this version; skips the test if there is none."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    paths = [*map(str, sorted(pyenv.glob(f"{version}.*/bin/python"))), shutil.which(f"python{version}")]
+    for path in filter(None, paths):
+        done = subprocess.run(
+            [path, "-c", "import sys; print(sys.executable)"], capture_output=True, text=True
+        )
+        if done.returncode == 0:
+            return done.stdout.strip()
+    pytest.skip(f"there is no Python {version} here")
+
+
+OTHER_PYTHONS = [pytest.param(version, marks=pytest.mark.system) for version in ("3.12", "3.13")]
+
+
+@pytest.mark.parametrize("version", ["", *OTHER_PYTHONS])
+def test_our_worker_loads_seldom_used_modules_on_use(tmp_path: Path, version: str) -> None:
+    write(tmp_path, PRETENDED_RAY | LEAN)
+    done = start_worker(interpreter(version) if version else sys.executable, tmp_path)
     assert (done.stdout.splitlines(), done.stderr) == (
         [
             "all are imported",
             "requests is read",
+            "one class: True",
             "requests.get: 7 in requests",
-            "tqdm.auto is read",
             "tqdm is read",
+            "tqdm.auto is read",
             "bar: 8",
             "__main__ ['--node-ip-address=here'] False",
         ],
@@ -174,9 +214,70 @@ def test_our_worker_loads_seldom_used_modules_on_use(tmp_path: Path) -> None:
     )
 
 
+WITHOUT_PACKAGES = """
+import sys
+sys.path[:] = [path for path in sys.path if not path.endswith("site-packages")]
+"""
+OTHER_RAY = {
+    "ray/__init__.py": """
+import requests
+try:
+    import tqdm.auto
+except ImportError:
+    print("no progress is shown")
+""",
+    "ray/_private/__init__.py": "",
+    "ray/_private/workers/__init__.py": "",
+    "ray/_private/workers/default_worker.py": "import ray; print('requests.get:', ray.requests.get)",
+    "requests.py": "get = 7",
+}
+
+
+@pytest.mark.parametrize("podrun_there", [True, False])
+def test_our_worker_starts_a_ray_with_other_names(tmp_path: Path, podrun_there: bool) -> None:
+    """Without tqdm, without what is replaced, and where only Ray tells its workers where podrun is."""
+    write(tmp_path, OTHER_RAY | (LEAN if podrun_there else {"podrun/__init__.py": ""}))
+    (tmp_path / "sitecustomize.py").write_text(WITHOUT_PACKAGES, encoding="utf-8")
+    done = start_worker(sys.executable, tmp_path)
+    assert (done.stdout, done.stderr) == ("no progress is shown\nrequests.get: 7\n", "")
+
+
+DRIVER = """
+import sys
+from podrun.private_apis.ray import import_ray
+from podrun.private_apis.ray_worker import SELDOM_USED
+
+import_ray()
+early = {*SELDOM_USED, "urllib3", "pydantic", "pyarrow"} & sys.modules.keys()
+assert not early, f"Ray asks for {early} while it is imported"
+before = list(sys.meta_path)
+ray = import_ray()
+assert sys.meta_path == before
+
+from requests.adapters import HTTPAdapter
+from jsonschema.validators import Draft7Validator
+import jsonschema
+import requests
+from ray._private.accelerators import tpu
+from ray._private.runtime_env import plugin_schema_manager
+
+assert requests.sessions.HTTPAdapter is HTTPAdapter
+assert jsonschema.Draft7Validator is Draft7Validator
+assert tpu.requests.Session is requests.Session
+assert plugin_schema_manager.jsonschema.ValidationError is jsonschema.ValidationError
+print("done")
+"""
+
+
+@pytest.mark.system
+def test_what_ray_seldom_uses_is_there_for_programs_and_for_ray() -> None:
+    done = subprocess.run([sys.executable, "-c", DRIVER], capture_output=True, text=True, timeout=120)
+    assert (done.stdout, done.returncode) == ("done\n", 0), done.stderr
+
+
 PRETENDED_COPIES = {
     **PRETENDED_RAY,
-    "podrun/__init__.py": "",
+    **LEAN,
     "podrun/device/__init__.py": "",
     "podrun/device/service/__init__.py": "",
     "podrun/device/service/preload.py": "def import_for_copies(): pass",
@@ -193,9 +294,7 @@ def test_a_machines_process_is_a_copy_of_the_template(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of its own cluster's template, as long as that lives; else it imports for itself."""
-    for name, text in PRETENDED_COPIES.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
+    write(tmp_path, PRETENDED_COPIES)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     template = ray_worker.WorkerTemplate({})
