@@ -95,3 +95,13 @@ def private_module(name: str) -> Any:
     ModuleNotFoundError if it is gone.
     """
     return importlib.import_module(f"tensorflow.python.{name}")
+
+
+def original_of(function: object) -> tuple[Any, bool]:
+    """The Python function of a tf.function, and whether AutoGraph converts it. Others are their own, and converted
+    unless they have been traced for a signature.
+
+    Beyond public API: ``_autograph``. Without it each tf.function is converted, as is TensorFlow's default.
+    """
+    traced = hasattr(function, "structured_input_signature")
+    return getattr(function, "python_function", function), getattr(function, "_autograph", not traced)

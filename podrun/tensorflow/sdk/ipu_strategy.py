@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from podrun.core.errors import UnimplementedError, UnsupportedError
-from podrun.private_apis.tensorflow import private_module
+from podrun.private_apis.tensorflow import original_of, private_module
 from podrun.tensorflow.capture.markers import mark_like
 from podrun.tensorflow.capture.program_graphs import (
     FunctionGraph,
@@ -254,8 +254,7 @@ class IPUStrategyV1(_one_device.OneDeviceStrategy):  # type: ignore[misc]
 
         flat = [inner(v, i) for i, v in enumerate(tf.nest.flatten((args, kwargs)))]
         own_args, own_kwargs = tf.nest.pack_sequence_as((args, kwargs), flat)
-        function = getattr(fn, "python_function", getattr(fn, "_python_function", fn))
-        converts = getattr(fn, "_autograph", not hasattr(fn, "structured_input_signature"))
+        function, converts = original_of(fn)
         with self.scope(), self.replica():
             outcome = trace(graph, function, own_args, own_kwargs, convert=converts)
         check_host_free(graph)
@@ -290,7 +289,7 @@ _TENSOR = object()
 
 def _is_function(fn: Callable[..., Any]) -> bool:
     """Whether ``fn`` is a tf.function, or one that was traced for a signature."""
-    return any(hasattr(fn, n) for n in ("python_function", "_python_function", "structured_input_signature"))
+    return any(hasattr(fn, n) for n in ("python_function", "structured_input_signature"))
 
 
 def _as_tensor(value: Any) -> Any:
