@@ -126,6 +126,18 @@ def test_operators_are_the_same_one_by_one_and_all_together(known, monkeypatch):
         assert {name: find(name, version) for name in every} == {name: methods.get(name) for name in every}
 
 
+def test_every_operator_of_the_installed_onnx_is_looked_up_by_itself():
+    from onnx import defs
+
+    from podrun.popart.building.schemas import _BY_METHOD
+
+    offered = {
+        schema.name for schema in defs.get_all_schemas() if schema.domain == "" and not schema.deprecated
+    }
+    assert len(offered) > 150
+    assert sorted(offered - set(_BY_METHOD.values())) == [], "add these to _KNOWN in podrun/popart/building"
+
+
 def test_a_network_is_built_without_a_list_of_all_operators(monkeypatch):
     from podrun.popart.building import opsets, schemas
 
