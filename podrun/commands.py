@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 LAUNCHER = "podrun.launcher.cli"
 SELDOM = 20_000
-"""New objects after which a command looks for garbage among them, instead of 700: its imports make no garbage, and a
-tenth of them was spent on looking for it."""
+"""New objects after which garbage is looked for among them while a command is imported, instead of 700: it makes none,
+and a tenth of the time was spent on looking for it."""
 READER_GONE = (errno.EPIPE, errno.EIO, errno.EBADF)
 
 
@@ -205,7 +205,9 @@ def replace_standard_output(command: str = "") -> tuple[Outlet, Outlet]:
 def _run(module: str, name: str = "main") -> int:
     """Import a module, and run a function or a command (of click) in it."""
     open_standard_streams()
-    gc.set_threshold(SELDOM, *gc.get_threshold()[1:])
+    often = gc.get_threshold()
+    if often[0]:  # 0: never.
+        gc.set_threshold(SELDOM, *often[1:])
     quietly = _quiet or signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if quietly:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -214,6 +216,7 @@ def _run(module: str, name: str = "main") -> int:
         from podrun.core.command_line import run_command
 
         main = partial(run_command, main)
+    gc.set_threshold(*often)
     if quietly:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     # A launch ends with the exit code of its instances, even if their output could not be written.
