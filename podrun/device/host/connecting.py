@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from podrun.core.access import quiet_grpc
@@ -33,9 +35,8 @@ def config_files(environ: Mapping[str, str]) -> tuple[Path, ...]:
     there = sorted(Path(home, ".ipuof.conf.d").glob("*.conf")) if home else []
     if not there:
         return ()
-    quiet_grpc()
-    import_grpc()
-    from podrun.device.host.stale_files import still_described
+    with _importing_grpc():
+        from podrun.device.host.stale_files import still_described
 
     return still_described(there, environ)
 
@@ -59,22 +60,30 @@ def connect(environ: Mapping[str, str], *, standalone_ipus: int | None = None) -
         )
     if environ.get(IPUOF_VIPU_API_HOST) and environ.get(IPUOF_VIPU_API_PARTITION_ID):
         _refuse_faults_of_the_process(environ, f"partition {environ[IPUOF_VIPU_API_PARTITION_ID]}")
-        quiet_grpc()
-        with without_garbage_collection():
-            import_grpc()
+        with _importing_grpc():
             from podrun.device.host.partition_config import connect_partition
 
         return connect_partition(environ)
     if paths := config_files(environ):
         _refuse_faults_of_the_process(environ, f"the partition of {paths[0]}")
-        quiet_grpc()
-        import_grpc()
-        from podrun.device.host.partition_config import connect_files
+        with _importing_grpc():
+            from podrun.device.host.partition_config import connect_files
 
         return connect_files(environ, paths)
     from podrun.device.host.client import connect_in_process
 
     return connect_in_process(environ, standalone_ipus)
+
+
+@contextmanager
+def _importing_grpc() -> Iterator[None]:
+    """Import gRPC, and then what needs it. The first time this is done without looking for garbage: the program's
+    objects become old by it, which is not worth it for less.
+    """
+    quiet_grpc()
+    with nullcontext() if "grpc" in sys.modules else without_garbage_collection():
+        import_grpc()
+        yield
 
 
 def _refuse_faults_of_the_process(environ: Mapping[str, str], partition: str) -> None:
