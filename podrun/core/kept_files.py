@@ -54,8 +54,26 @@ def _installed() -> str:
 
 @cache
 def library_version(library: str) -> str:
-    """The version of an installed library, without importing it; empty if it is not there. The name of the folder
-    beside it says it: `importlib.metadata` takes longer to import than all else here takes.
+    """The version of an installed library, without importing it; empty if it is not there. A library that no
+    distribution of its name brought has the time of its file.
+    """
+    if named := version_beside(library):
+        return named
+    spec = find_spec(library)
+    if spec is None or spec.origin is None:
+        return ""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        return str(os.stat(spec.origin).st_mtime_ns)
+
+
+@cache
+def version_beside(library: str) -> str:
+    """The version of an installed library as the folder beside it says it, empty if none does: `importlib.metadata`
+    takes longer to import than all else here takes.
     """
     spec = find_spec(library)
     if spec is None or spec.origin is None:
@@ -65,16 +83,9 @@ def library_version(library: str) -> str:
     versions = [
         name.removeprefix(start).removesuffix(end)
         for name in beside
-        if name.startswith(start) and end in name
+        if name.startswith(start) and name.endswith(end)
     ]
-    if len(versions) == 1:
-        return versions[0]
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version(library)
-    except PackageNotFoundError:
-        return str(os.stat(spec.origin).st_mtime_ns)
+    return versions[0] if len(versions) == 1 else ""
 
 
 def _package_files(folder: Path, inside: str) -> Iterator[tuple[str, int, int, int]]:

@@ -39,8 +39,8 @@ def import_grpc() -> None:
 
 
 def import_onnx(version: str) -> None:
-    """Import ONNX without what converts, joins, prints and parses models, and without its helpers. ``version``: the
-    installed one, for which it would read the metadata of packages.
+    """Import ONNX without what converts, joins, prints and parses models, and without its helpers. ``version``: that of
+    the distribution ``onnx``, for which it would read the metadata of packages; empty: it reads it.
     """
 
     def version_of(package: str) -> Any:
@@ -51,7 +51,7 @@ def import_onnx(version: str) -> None:
 
     metadata = _Later("importlib.metadata")
     vars(metadata)["version"] = version_of
-    import_lean("onnx", *_WITH_ONNX, metadata)
+    import_lean("onnx", *_WITH_ONNX, *([metadata] if version else []))
 
 
 def import_lean(package: str, *later: str | _Later) -> None:

@@ -178,12 +178,12 @@ ONNX = """
 import dis
 import importlib
 import sys
-from podrun.core.kept_files import library_version
+from podrun.core.kept_files import library_version, version_beside
 from podrun.private_apis.lean_imports import _WITH_ONNX, import_grpc, import_onnx
 
 import_grpc()
 import podrun.protos.vipu_pb2
-import_onnx(library_version("onnx"))
+import_onnx(version_beside("onnx"))
 import onnx
 
 early = {*_WITH_ONNX, "importlib.metadata", "google.protobuf.internal.python_message"} & sys.modules.keys()

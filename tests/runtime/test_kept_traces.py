@@ -364,3 +364,17 @@ def test_sources_that_changed_while_a_process_runs_have_a_name_of_their_own(
 def test_versions_are_those_that_libraries_say(library: str) -> None:
     assert kept_files.library_version(library) == importlib.import_module(library).__version__
     assert kept_files.library_version(f"no_{library}") == ""
+
+
+def test_a_library_without_a_folder_of_its_version_has_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "orchard" / "__init__.py"
+    source.parent.mkdir()
+    source.write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert kept_files.version_beside.__wrapped__("orchard") == ""
+    assert kept_files.library_version("orchard") == str(source.stat().st_mtime_ns)
+    (tmp_path / "orchard-1.2.dist-info").mkdir()
+    (tmp_path / "orchard-1.1.dist-info.old").mkdir()
+    assert kept_files.version_beside.__wrapped__("orchard") == "1.2"

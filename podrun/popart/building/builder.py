@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from podrun.core.kept_files import library_version
+from podrun.core.kept_files import version_beside
 from podrun.onnx_models.annotations import BROADCAST_KEY, TRANSFERS_KEY, VARIABLE_KEY
 from podrun.popart.building.attributes import NodeAttributes, Pushed
 from podrun.popart.building.graph_builder import (
@@ -67,7 +67,7 @@ class Builder(NodeAttributes, BuilderModel, FormerBuilder):
         versions = {
             ("" if domain == "ai.onnx" else domain): version for domain, version in (opsets or {}).items()
         }
-        import_onnx(library_version("onnx"))
+        import_onnx(version_beside("onnx"))
         self._metadata: dict[str, Any] = {}
         self._replication: int | None = None
         if builderCore is not None:
