@@ -7,9 +7,10 @@ is imported, a stand-in takes the place of each such module. Afterwards none is 
 ``sys.modules`` nor as an attribute, so that ``import grpc.aio`` or ``grpc.aio.Server`` import the module as ever. What
 the package itself keeps of a stand-in hands on to the module.
 
-Beyond public API: which modules a package asks nothing of while it is imported. Without this, or if a package asks one
-for something, the module is imported at once, which costs time and nothing else. A package that first imports a module
-within one of these would have two copies of that.
+Beyond public API: which modules a package asks nothing of while it is imported. Without this, if a package asks one
+for something, if its functions read one, or if the process has other threads, which would see the stand-ins, the
+module is imported at once. That costs time and nothing else. A package that first imports a module within one of these
+would have two copies of that.
 """
 
 from __future__ import annotations
@@ -17,17 +18,15 @@ from __future__ import annotations
 import importlib
 import sys
 import threading
-from collections.abc import Sequence
-from types import ModuleType
+from collections.abc import Sequence, Set
+from importlib.machinery import ModuleSpec
+from types import CodeType, ModuleType
 from typing import Any
-
-_REPLACING = threading.Lock()
 
 _WITH_ONNX = (
     *("onnx.compose", "onnx.gen_proto", "onnx.helper", "onnx.numpy_helper", "onnx.parser", "onnx.printer"),
     *("onnx.utils", "onnx.version_converter", "google.protobuf.json_format", "google.protobuf.text_format"),
 )
-"""Names that no function of the package ``onnx`` itself reads: those would miss them."""
 
 
 def import_grpc() -> None:
@@ -54,18 +53,17 @@ def import_onnx(version: str) -> None:
     import_lean("onnx", *_WITH_ONNX, *([metadata] if version else []))
 
 
-def import_lean(package: str, *later: str | _Later) -> None:
+def import_lean(package: str, *later: str | _Later, beside_threads: bool = False) -> None:
     """Import ``package`` without ``later``: modules of it or of others. Those that are there already stay, and nothing
-    is done if the package is there. Raises ImportError as importing the package does.
+    is done if the package is there. While the process has other threads, the package is imported with all it names,
+    unless these import none of ``later`` (``beside_threads``). Raises ImportError as importing the package does.
     """
     if package in sys.modules:
         return
     stand_ins = [_Later(module) if isinstance(module, str) else module for module in later]
+    if threading.active_count() > 1 and not beside_threads:
+        stand_ins = []
     placed = [module for module in stand_ins if sys.modules.setdefault(module.__name__, module) is module]
-    for module in placed:
-        parent, _, last = module.__name__.rpartition(".")
-        if parent in sys.modules:
-            vars(sys.modules[parent]).setdefault(last, module)
     try:
         importlib.import_module(package)
     finally:
@@ -78,16 +76,24 @@ def import_lean(package: str, *later: str | _Later) -> None:
 class _Later(ModuleType):
     """In place of a module that is not imported yet; names that it is asked for are that module's."""
 
+    @property
+    def __spec__(self) -> ModuleSpec | None:  # type: ignore[override]
+        """Every import statement asks for it, and has its package imported, of which the module is an attribute."""
+        if sys.modules.get(self.__name__) is not self:
+            return importlib.import_module(self.__name__).__spec__
+        parent, _, last = self.__name__.rpartition(".")
+        if parent:
+            vars(importlib.import_module(parent)).setdefault(last, self)
+        return ModuleSpec(self.__name__, None)
+
     def __getattr__(self, name: str) -> Any:
-        if sys.modules.get(self.__name__) is self:
-            _take_away(self)
+        _take_away(self)
         return getattr(importlib.import_module(self.__name__), name)
 
 
 def _take_away(module: _Later) -> None:
-    with _REPLACING:  # Two threads may ask at a time.
-        if sys.modules.get(module.__name__) is module:
-            del sys.modules[module.__name__]
+    if sys.modules.get(module.__name__) is module:
+        del sys.modules[module.__name__]
 
 
 def _let_find(parent: ModuleType, stand_ins: Sequence[_Later]) -> None:
@@ -96,18 +102,48 @@ def _let_find(parent: ModuleType, stand_ins: Sequence[_Later]) -> None:
     later = set[str]()
     for module in stand_ins:
         of, _, last = module.__name__.rpartition(".")
-        if of == parent.__name__ and names.get(last, module) is module:
-            names.pop(last, None)
+        if of == parent.__name__ and names.get(last) is module:
+            del names[last]
             later.add(last)
-    before = names.get("__getattr__")
+    if not later:
+        return
+    before, shown = names.get("__getattr__"), names.get("__dir__", names.keys)
 
     def find(name: str) -> Any:
         if name in later:
-            return importlib.import_module(f"{parent.__name__}.{name}")
+            return _attribute(parent, name)
         if before is not None:
             return before(name)
-        raise AttributeError(f"module {parent.__name__!r} has no attribute {name!r}")
+        raise AttributeError(f"module {parent.__name__!r} has no attribute {name!r}", name=name, obj=parent)
 
-    if later:
-        names["__getattr__"] = find
-        names["__dir__"] = lambda: sorted({*names, *later})
+    names["__getattr__"] = find
+    names["__dir__"] = lambda: sorted({*shown(), *later})
+    for name in _read_by_functions(parent, later):
+        getattr(parent, name, None)
+
+
+def _attribute(parent: ModuleType, name: str) -> ModuleType:
+    """The module ``name`` in ``parent``, imported. AttributeError if there is none: a package may do without it."""
+    path = f"{parent.__name__}.{name}"
+    try:
+        return importlib.import_module(path)
+    except ModuleNotFoundError as error:
+        if error.name != path:
+            raise
+        raise AttributeError(str(error), name=name, obj=parent) from None
+
+
+def _read_by_functions(module: ModuleType, names: Set[str]) -> Set[str]:
+    """Those of ``names`` that functions of ``module`` read, which `__getattr__` does not serve. It takes 1 ms to look
+    into the module's code, where attributes have names too; without code, all.
+    """
+    get_code = getattr(getattr(module.__spec__, "loader", None), "get_code", None)
+    code = get_code(module.__name__) if get_code is not None else None
+    if code is None:
+        return names
+    read, outer = set[str](), [code]
+    while outer:
+        inner = [part for part in outer.pop().co_consts if isinstance(part, CodeType)]
+        read.update(*(part.co_names for part in inner))
+        outer += inner
+    return names & read

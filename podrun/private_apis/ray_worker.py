@@ -212,8 +212,9 @@ def import_ray_alone() -> None:
     ):  # A worker that imports for itself may learn from Ray where podrun is.
         from podrun.private_apis.lean_imports import import_lean
 
-        import_lean("ray", *later)
-        import_lean(USAGE, *later)
+        # Other threads of these processes are podrun's and gRPC's, which import nothing of it.
+        import_lean("ray", *later, beside_threads=True)
+        import_lean(USAGE, *later, beside_threads=True)
     with contextlib.suppress(ImportError):
         from ray.util import serialization_addons
 

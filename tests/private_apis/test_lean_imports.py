@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.metadata
 import subprocess
 import sys
 import threading
@@ -13,8 +13,9 @@ from types import ModuleType
 
 import pytest
 
-from podrun.private_apis.lean_imports import import_lean
+from podrun.private_apis.lean_imports import import_lean, import_onnx
 
+active_count = threading.active_count
 FILES = {
     "orchard/__init__.py": "import ladder\nfrom orchard import apples, pears\n"
     "def climb():\n    return ladder.STEPS\n",
@@ -28,13 +29,26 @@ FILES = {
     "hasty.py": "import ladder\n\nSTEPS = ladder.STEPS\n",
     "slow.py": "import meeting\nFIRST = 1\nmeeting.meet()\nLAST = 2\n",
     "leisurely.py": "import slow\n",
+    "barn/__init__.py": "from barn import hay, oats\n"
+    "class Scale:\n    def weigh(self):\n        return [hay.BALES for _ in range(2)]\n",
+    "barn/hay.py": "BALES = 3\n",
+    "barn/oats.py": "",
+    "silo/__init__.py": "from silo import rye\n",
+    "silo/rye.py": "import gone_for_ever\n",
+    "fence/__init__.py": "try:\n    from fence import gate\nexcept ImportError:\n    gate = None\n",
+    "eager/__init__.py": "import eager.user\n",
+    "eager/user.py": "import eager.tool\n\nSIZE = eager.tool.SIZE\n",
+    "eager/tool.py": "SIZE = 5\n",
+    "looker.py": "import importlib.util\n\nLADDER = importlib.util.find_spec('ladder')\n",
+    "onnx/__init__.py": "import importlib.metadata\n\n__version__ = importlib.metadata.version('onnx')\n",
     "broken.py": "import ladder\nraise ImportError('no ladder is long enough')\n",
 }
 
 
 @pytest.fixture
 def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The packages of `FILES` can be imported, and are forgotten afterwards."""
+    """The packages of `FILES` can be imported, and are forgotten afterwards. Threads of other tests do not count."""
+    monkeypatch.setattr(threading, "active_count", lambda: 1)
     for name, text in FILES.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text, encoding="utf-8")
@@ -126,6 +140,82 @@ class TestOrchard:
             assert slow.LAST == 2
             assert first.result() == 1
 
+    def test_a_module_that_functions_of_the_package_read_is_imported_at_once(self) -> None:
+        import_lean("barn", "barn.hay", "barn.oats")
+        assert load("barn").Scale().weigh() == [3, 3]
+        assert "barn.oats" not in sys.modules
+
+    def test_a_package_without_code_may_read_every_module(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        attic = ModuleType("attic")
+        attic.__path__ = [str(tmp_path / "shed")]
+        monkeypatch.setitem(sys.modules, "attic", attic)
+        (tmp_path / "climber.py").write_text("import attic.rake\n", encoding="utf-8")
+        import_lean("climber", "attic.rake")
+        assert vars(attic)["rake"] is sys.modules["attic.rake"]
+
+    def test_an_attribute_whose_module_is_not_there(self) -> None:
+        import_lean("fence", "fence.gate")
+        fence = load("fence")
+        assert getattr(fence, "gate", None) is None
+        with pytest.raises(AttributeError, match=r"No module named 'fence\.gate'") as raised:
+            _ = fence.gate
+        assert (raised.value.name, raised.value.obj) == ("gate", fence)
+        with pytest.raises(AttributeError) as raised:
+            _ = fence.post
+        assert (raised.value.name, raised.value.obj) == ("post", fence)
+
+    def test_a_module_that_misses_another_says_which(self) -> None:
+        import_lean("silo", "silo.rye")
+        with pytest.raises(ModuleNotFoundError, match="gone_for_ever"):
+            _ = load("silo").rye
+
+    def test_a_module_that_the_package_does_not_name_is_no_attribute(self) -> None:
+        load("shed")
+        import_lean("orchard", "orchard.cherries", "shed.rake")
+        assert not hasattr(load("orchard"), "cherries")
+        assert not hasattr(load("shed"), "rake")
+
+    def test_a_module_is_an_attribute_of_its_package_while_that_is_imported(self) -> None:
+        import_lean("eager", "eager.tool")
+        assert load("eager").user.SIZE == 5
+        assert type(load("eager").tool) is ModuleType
+
+    def test_a_package_may_look_whether_a_module_is_there(self) -> None:
+        import_lean("looker", "ladder")
+        assert load("looker").LADDER.name == "ladder"
+        assert "ladder" not in sys.modules
+
+    @pytest.mark.parametrize("beside_threads", [False, True])
+    def test_other_threads_see_no_stand_in_unless_they_import_none(
+        self, monkeypatch: pytest.MonkeyPatch, beside_threads: bool
+    ) -> None:
+        monkeypatch.setattr(threading, "active_count", active_count)
+        end = threading.Event()
+        other = threading.Thread(target=end.wait)
+        other.start()
+        try:
+            import_lean("orchard", "ladder", "orchard.apples", beside_threads=beside_threads)
+        finally:
+            end.set()
+            other.join()
+        whole = [name for name in ("ladder", "orchard.apples") if type(sys.modules.get(name)) is ModuleType]
+        assert whole == ([] if beside_threads else ["ladder", "orchard.apples"])
+
+    @pytest.mark.parametrize(("version", "shown"), [("", None), ("1.2.3", "1.2.3")])
+    def test_onnx_reads_its_version_itself_where_nobody_knows_it(
+        self, monkeypatch: pytest.MonkeyPatch, version: str, shown: str | None
+    ) -> None:
+        for name in [name for name in sys.modules if name.split(".")[0] == "onnx"]:
+            monkeypatch.delitem(sys.modules, name)
+        installed = importlib.metadata.version("onnx")
+        monkeypatch.delitem(sys.modules, "importlib.metadata")
+        monkeypatch.delattr(importlib, "metadata")
+        import_onnx(version)
+        assert load("onnx").__version__ == (shown or installed)
+        assert ("importlib.metadata" in sys.modules) == (not version)
+
     def test_an_import_that_fails_leaves_no_stand_in(self) -> None:
         with pytest.raises(ImportError, match="long enough"):
             import_lean("broken", "ladder")
@@ -175,7 +265,6 @@ print(asyncio.run(echoed()).decode())
 
 
 ONNX = """
-import dis
 import importlib
 import sys
 from podrun.core.kept_files import library_version, version_beside
@@ -188,11 +277,6 @@ import onnx
 
 early = {*_WITH_ONNX, "importlib.metadata", "google.protobuf.internal.python_message"} & sys.modules.keys()
 assert not early, f"ONNX asks for {early} while it is imported"
-code = [value.__code__ for value in vars(onnx).values() if hasattr(value, "__code__") and value.__module__ == "onnx"]
-read = {step.argval for one in code for step in dis.get_instructions(one) if step.opname == "LOAD_GLOBAL"}
-assert "serialization" in read  # The functions are looked at.
-missing = {name.removeprefix("onnx.") for name in _WITH_ONNX} & read
-assert not missing, f"functions of the package read {missing}"
 
 assert importlib.metadata.version("onnx") == onnx.__version__ == library_version("onnx")
 assert importlib.metadata.version("numpy") == library_version("numpy")
