@@ -21,7 +21,6 @@ if _quiet:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 import errno  # noqa: E402
-import gc  # noqa: E402
 import importlib  # noqa: E402
 import io  # noqa: E402
 from collections.abc import Callable  # noqa: E402
@@ -29,13 +28,12 @@ from functools import partial  # noqa: E402
 from types import FunctionType  # noqa: E402
 from typing import TYPE_CHECKING  # noqa: E402
 
+from podrun.core.garbage import without_garbage_collection  # noqa: E402
+
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 LAUNCHER = "podrun.launcher.cli"
-SELDOM = 20_000
-"""New objects after which garbage is looked for among them while a command is imported, instead of 700: it makes none,
-and a tenth of the time was spent on looking for it."""
 READER_GONE = (errno.EPIPE, errno.EIO, errno.EBADF)
 
 
@@ -205,18 +203,15 @@ def replace_standard_output(command: str = "") -> tuple[Outlet, Outlet]:
 def _run(module: str, name: str = "main") -> int:
     """Import a module, and run a function or a command (of click) in it."""
     open_standard_streams()
-    often = gc.get_threshold()
-    if often[0]:  # 0: never.
-        gc.set_threshold(SELDOM, *often[1:])
     quietly = _quiet or signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if quietly:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    main = getattr(importlib.import_module(module), name)
+    with without_garbage_collection():
+        main = getattr(importlib.import_module(module), name)
     if not isinstance(main, FunctionType):
         from podrun.core.command_line import run_command
 
         main = partial(run_command, main)
-    gc.set_threshold(*often)
     if quietly:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     # A launch ends with the exit code of its instances, even if their output could not be written.
