@@ -34,6 +34,7 @@ from podrun.launcher.status import LaunchStatus
 from podrun.launcher.summary import number_of
 from podrun.launcher.supervise import Interrupted, LaunchOutcome, Stopping, Supervisor
 from podrun.launcher.topology import topology_table
+from podrun.partition.client.connection import import_what_connects
 from podrun.record.running_launch import OutputTail
 
 
@@ -101,6 +102,7 @@ class _Launch:
         self._undo.callback(self._status.end)
         if self.current.spec.partition is not None:
             self._status.starting()
+            import_what_connects()
         address, under_way = self._stopping.wait_for(lambda: self._prepare_partition(resources), self._cancel)
         if self.current.spec.print_topology:
             sys.stdout.write(topology_table(self.current.spec.layout))

@@ -311,3 +311,22 @@ def test_onnx_has_its_parts_when_they_are_asked_for() -> None:
 def test_grpc_has_its_coroutines_when_they_are_asked_for() -> None:
     done = subprocess.run([sys.executable, "-c", GRPC], capture_output=True, text=True, timeout=120)
     assert (done.stdout, done.returncode) == ("hello!\n", 0), done.stderr
+
+
+LAUNCH = """
+import sys
+from podrun import commands
+
+sys.argv[1:] = ["--vipu-server-host=127.0.0.1", "--vipu-server-port=1", "--vipu-server-timeout=1", "true"]
+commands.podrun()
+names = {"grpc", "grpc.aio", "asyncio", "google.protobuf.internal.python_message"} & sys.modules.keys()
+print("imported:", *names, file=sys.stderr)
+"""
+
+
+@pytest.mark.system
+def test_a_launch_connects_without_coroutines() -> None:
+    """It does so in a thread, beside which it would import all of gRPC."""
+    done = subprocess.run([sys.executable, "-c", LAUNCH], capture_output=True, text=True, timeout=120)
+    assert "no V-IPU server answers" in done.stderr
+    assert done.stderr.splitlines()[-1] == "imported: grpc", done.stderr

@@ -39,6 +39,12 @@ MOST_ANSWERS_LOST = 4
 """Answers to one request that may be lost before the client gives up."""
 
 
+def import_what_connects() -> None:
+    """Import what a connection takes, before a process begins threads: beside them gRPC is imported whole."""
+    quiet_grpc()
+    import_grpc()
+
+
 class ServiceConnection:
     """The connection of a `VipuClient`, which says what its arguments mean."""
 
@@ -51,8 +57,7 @@ class ServiceConnection:
         own: bool = False,
         account: tuple[str, str] = ("", ""),
     ) -> None:
-        quiet_grpc()
-        import_grpc()
+        import_what_connects()
         from podrun.core.proven_channel import open_channel
         from podrun.protos import vipu_pb2
         from podrun.protos.services import stub_of
