@@ -12,6 +12,7 @@ from podrun.collectives.rendezvous import SoloGroup
 from podrun.core.errors import InternalError
 from podrun.core.executable import Computation
 from podrun.device.host.client import InProcessMachines
+from podrun.device.program import xla_memory
 from podrun.device.program.buffers import Buffers
 from podrun.device.program.program_memory import Frame
 from podrun.device.program.xla_memory import PendingGradients
@@ -107,6 +108,52 @@ def test_the_memory_that_a_piece_wrote_over_is_used_for_the_next_batch(cleared: 
     np.testing.assert_array_equal(memory, np.full(8, 9))
 
 
+def test_memory_is_kept_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Enough for one member: the other's memory is kept once the first has been lent."""
+    monkeypatch.setattr(xla_memory, "MOST_KEPT", 16)
+    memory, device = np.zeros(8, np.float32), two_thread_device()
+    pending, places = pending_gradients(memory), {"a": memory[:4], "b": memory[4:].reshape(2, 2)}
+    values = {name: pending.donate(name, place, device) for name, place in places.items()}
+    for name, value in values.items():
+        pending.store(name, value, in_place=True)
+    pending.flush("g")
+    assert pending.donate("b", places["b"], device) is not values["b"]
+    for turn in range(2):
+        assert pending.donate("a", places["a"], device) is values["a"], turn
+        pending.store("a", values["a"], in_place=True)
+        pending.flush("g")
+    assert pending.donate("a", places["a"], device) is values["a"]
+    pending.store("b", values["b"], in_place=True)
+    pending.flush("g")
+    assert pending.donate("b", places["b"], device) is values["b"]
+
+
+class Sized:
+    """An array of XLA's, for what `PendingGradients` asks of it; counts how often it is asked for its size."""
+
+    def __init__(self) -> None:
+        self._values, self.asked = np.ones(4, np.float32), 0
+        self.dtype, self.shape = self._values.dtype, self._values.shape
+
+    def unsafe_buffer_pointer(self) -> int:
+        return self._values.ctypes.data
+
+    @property
+    def nbytes(self) -> int:
+        self.asked += 1
+        return self._values.nbytes
+
+
+def test_keeping_memory_looks_at_no_other_member() -> None:
+    memory, values = np.zeros((40, 4), np.float32), [Sized() for _ in range(40)]
+    pending = PendingGradients({"g": {str(i): partial(memory.__getitem__, i) for i in range(40)}})
+    for i, value in enumerate(values):
+        pending.store(str(i), value, in_place=True)
+    pending.flush("g")
+    assert memory.all()
+    assert max(value.asked for value in values) <= 2
+
+
 def test_memory_of_a_result_that_may_be_another_s_is_not_written() -> None:
     memory = np.zeros(8, np.float32)
     pending, weight = pending_gradients(memory), on(one_thread_device(), [1, 2, 3, 4])
@@ -132,6 +179,21 @@ def test_a_piece_that_clears_arenas_is_known_by_its_results() -> None:
     clear()
     assert np.isnan(own).any(), "members are written where something reads them"
     np.testing.assert_array_equal(buffers.operand("arena:gradients", Frame()), zeros)
+
+
+@pytest.mark.parametrize("cleared", [True, False])
+def test_a_slice_is_written_over_pending_values(cleared: bool) -> None:
+    buffers = Buffers(linear(4), SoloGroup())
+    own = buffers.arenas["gradients"].own
+    own[:] = 9
+    if cleared:
+        clear = buffers.clearing(Computation("c", b"", (), ("arena:gradients",)), [np.zeros_like(own)])
+        assert clear is not None
+        clear()
+    else:
+        buffers.writer("gradient:w")(Frame(), on(one_thread_device(), np.full((4, 1), 7)))
+    buffers.writer("arena_slice:gradients")(Frame(), np.full(own.size, 5, np.float32))
+    np.testing.assert_array_equal(buffers.operand("arena:gradients", Frame()), np.full(own.size, 5))
 
 
 def test_what_a_reduction_left_is_lent() -> None:

@@ -363,9 +363,11 @@ class Buffers(ProgramMemory):
             return keep
         shape = target.shape
         whole = name.removeprefix(WHOLE) if name.startswith(WHOLE) else ""
+        sliced = name.removeprefix(SLICE) if name.startswith(SLICE) else ""
 
         def copy(frame: Frame, value: object) -> None:
             self._gradients.discard(whole)
+            self._gradients.flush(sliced)
             np.copyto(target, np.asarray(value).reshape(shape))
 
         return copy

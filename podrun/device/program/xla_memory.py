@@ -159,6 +159,7 @@ def _memory_of(array: jax.Array) -> Array:
 MemberMemory = Callable[[], Array]
 """Gives the memory of an arena's member."""
 MOST_KEPT = 1 << 30
+"""Bytes, on each machine."""
 _ZEROS = object()
 """In place of a value: zeros."""
 
@@ -176,6 +177,7 @@ class PendingGradients:
         self._pending: dict[str, Any] = {}
         self._in_place: set[str] = set()
         self._kept: dict[str, jax.Array] = {}
+        self._kept_bytes = 0
 
     def __contains__(self, name: str) -> bool:
         """Whether a buffer name is a member of an arena of gradients."""
@@ -210,6 +212,7 @@ class PendingGradients:
 
         value = self._pending.pop(name, None)
         kept = self._kept.pop(name, None)
+        self._kept_bytes -= 0 if kept is None else in_arena.nbytes
         if value is not None and value is not _ZEROS and value.device == device:
             return value
         if kept is not None and kept.device == device:
@@ -233,12 +236,13 @@ class PendingGradients:
         value, place = self._pending.pop(name), self._places[name]()
         if value is _ZEROS:
             place[...] = 0
-        elif name not in self._in_place or not value.nbytes:
+        elif name not in self._in_place or not place.nbytes:
             np.copyto(place, np.asarray(value))
         else:
             np.copyto(place, _memory_of(value))
-            if value.nbytes + sum(other.nbytes for other in self._kept.values()) <= MOST_KEPT:
+            if self._kept_bytes + place.nbytes <= MOST_KEPT:
                 self._kept[name] = value
+                self._kept_bytes += place.nbytes
 
     def discard(self, arena: str) -> None:
         """Drop pending values: the whole arena is about to be written."""
