@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import functools
 import gc
 import json
@@ -298,9 +299,11 @@ def leave(code: object) -> NoReturn:
     number = (code or 0) & 0xFF
     for stream in (sys.stdout, sys.stderr):
         try:
-            stream.flush()
+            if stream is not None and not stream.closed:
+                stream.flush()
         except (OSError, ValueError):
             number = 120
+    ctypes.CDLL(None).fflush(None)
     os._exit(number)
 
 

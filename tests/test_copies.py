@@ -15,6 +15,9 @@ from tests.copies import COMPAT, CopiedProcess, run_copied
 
 pytestmark = pytest.mark.system
 SECONDS = 120.0
+C_STDOUT = (
+    "import ctypes, sys; c = ctypes.CDLL(None); c.setvbuf(ctypes.c_void_p.in_dll(c, 'stdout'), None, 0, 4096)"
+)
 ASLEEP = "import time; print('asleep', flush=True); time.sleep(1000)"
 
 
@@ -44,6 +47,22 @@ def test_a_copy_ends_after_its_threads_and_what_is_to_run_at_its_exit() -> None:
     code += "threading.Thread(target=last).start()\nsys.exit('why')\n"
     done = run_copied(code, timeout=SECONDS)
     assert (done.returncode, done.stdout, done.stderr) == (1, "thread\nexit\n", "why\n")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import sys; sys.stdout.close(); sys.exit(3)",
+        "import sys; sys.stdout = None; sys.exit(3)",
+        f"{C_STDOUT}; c.puts(b'of C'); sys.exit(3)",
+        "print('lost'); import os, sys; os.close(1)",
+    ],
+)
+def test_a_copy_ends_as_python_does_whatever_its_output_has_become(code: str) -> None:
+    words = [sys.executable, "-c", code]
+    alone = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS, check=False)
+    copied = run_copied(code, timeout=SECONDS)
+    assert (copied.returncode, copied.stdout) == (alone.returncode, alone.stdout)
 
 
 def test_what_a_process_said_that_does_not_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
