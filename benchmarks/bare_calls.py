@@ -75,20 +75,22 @@ def workers(script: str, processes: int, *words: object) -> Iterator[Callable[[]
 
     def compute() -> tuple[float, float]:
         begin, used = time.perf_counter(), 0.0
-        for worker in started:
-            print(file=worker.stdin, flush=True)
-        for worker in started:
-            answer = worker.stdout.readline() if worker.stdout else ""
-            if not answer:
-                raise SystemExit("a process of the bare calls ended")
-            used += float(answer)
+        try:
+            for worker in started:
+                print(file=worker.stdin, flush=True)
+            for worker in started:
+                used += float((worker.stdout and worker.stdout.readline()) or "nan")
+        except OSError:
+            used = math.nan
+        if math.isnan(used):
+            raise SystemExit("a process of the bare calls ended")
         return time.perf_counter() - begin, used
 
     try:
         yield compute
     finally:
         for worker in started:
-            if worker.stdin is not None:
+            with contextlib.suppress(OSError):  # It has ended, and what it was told is still here.
                 worker.stdin.close()
         for worker in started:
             try:

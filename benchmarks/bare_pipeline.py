@@ -1,12 +1,13 @@
 """The arithmetic of the chain of dense layers of `pipeline` by bare calls of oneDNN, with nothing of podrun.
 
 There is a process for each core, up to one for each product that a pipeline of four machines computes at a time. Each
-has as many of the layers, and computes for every micro-batch their products forward, and in training backward: the
-gradient of the weights, which the library adds to those of the micro-batches before, and that of the layer's input.
-After the last micro-batch it updates its weights with NumPy, block by block. The first layer's input has no gradient:
-each process leaves out its share of these products. Activations and their derivatives, the loss, inputs, and messages
-between stages are left out, and no process waits for another: each finds the work in the order that keeps one
-micro-batch's activations in its cache. So no pipeline over these cores takes less time: a *limit* of `pipeline`.
+has as many of the layers; where they cannot be divided so, there is no limit. A process computes for every micro-batch
+the products of its layers forward, and in training backward: the gradient of the weights, which the library adds to
+those of the micro-batches before, and that of the layer's input. After the last micro-batch it updates its weights with
+NumPy, block by block. The first layer's input has no gradient: each process leaves out its share of these products.
+Activations and their derivatives, the loss, inputs, and messages between stages are left out, and no process waits for
+another: each finds the work in the order that keeps one micro-batch's activations in its cache. So no pipeline over
+these cores takes less time: a *limit* of `pipeline`.
 """
 
 from __future__ import annotations
@@ -30,12 +31,14 @@ MOST_PROCESSES = 8
 @contextmanager
 def bare_pipelines(
     layers: int, width: int, samples: int, count: int, *, training: bool
-) -> Iterator[Callable[[], tuple[float, float]]]:
+) -> Iterator[Callable[[], tuple[float, float]] | None]:
     """A function that computes a batch of ``count`` micro-batches of ``samples`` samples: its seconds, and those of
-    processor time of all processes. The first call is slower than the others.
+    processor time of all processes. The first call is slower than the others. None if cores would have unequal shares.
     """
-    cores = min(len(os.sched_getaffinity(0)), MOST_PROCESSES, layers)
-    processes = max(n for n in range(1, cores + 1) if layers % n == 0)
+    processes = min(len(os.sched_getaffinity(0)), MOST_PROCESSES, layers)
+    if layers % processes:
+        yield None
+        return
     words = (library(), layers, width, samples, count, int(training))
     with workers(__file__, processes, *words) as compute:
         yield compute

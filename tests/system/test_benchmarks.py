@@ -5,14 +5,18 @@ A file with a main part is a script. Scripts that another one starts by name are
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import io
 import json
 import math
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -64,6 +68,62 @@ def numbers_in(value: Any) -> Iterator[float]:
             yield from numbers_in(each)
     elif isinstance(value, (int, float)):
         yield value
+
+
+class Ended:
+    """A worker whose process has ended before it is told to compute."""
+
+    def __init__(self, *arguments: object, **options: object) -> None:
+        reader, writer = os.pipe()
+        os.close(reader)
+        self.stdin, self.stdout = open(writer, "w"), io.StringIO()  # noqa: SIM115 - `workers` closes it
+
+    def wait(self, timeout: float) -> int:
+        return 1
+
+
+def test_a_worker_that_has_ended_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(FOLDER)
+    bare_calls = importlib.import_module("bare_calls")
+    monkeypatch.setattr(subprocess, "Popen", Ended)
+    with (
+        pytest.raises(SystemExit, match="a process of the bare calls ended"),
+        bare_calls.workers("script.py", 2) as compute,
+    ):
+        compute()
+
+
+@pytest.mark.parametrize(
+    ("cores", "processes"),
+    [(1, 1), (2, 2), (3, None), (4, 4), (5, None), (6, None), (7, None), (8, 8), (64, 8)],
+)
+def test_a_pipeline_has_a_limit_where_all_cores_have_as_many_layers(
+    cores: int, processes: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where some would idle, a pipeline that uses them may take less time."""
+    monkeypatch.syspath_prepend(FOLDER)
+    bare_pipeline, asked = importlib.import_module("bare_pipeline"), []
+    workers = lambda script, count, *words: asked.append(count) or contextlib.nullcontext(lambda: (1.0, 1.0))  # noqa: E731
+    monkeypatch.setattr(bare_pipeline, "workers", workers)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cores)))
+    with bare_pipeline.bare_pipelines(16, 64, 64, 8, training=True) as compute:
+        assert (compute is None) == (processes is None)
+    assert asked == ([] if processes is None else [processes])
+
+
+@pytest.mark.parametrize("limits", [[], [(0.5, 1.0)]])
+def test_figures_of_a_pipeline_without_a_limit(
+    limits: list[tuple[float, float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(FOLDER)
+    side = SimpleNamespace(seconds=[1.0], processor_seconds=[2.0])
+    figures = importlib.import_module("pipeline").figures_of(
+        dict.fromkeys(("pipeline", "one_machine", "one_ipu"), side), limits
+    )
+    assert figures["vs_one_machine"] == 1
+    assert [figures.get("vs_limit"), figures.get("limit_vs_one_machine")] == (
+        [2, 0.5] if limits else [None, None]
+    )
 
 
 SUMMARY = FOLDER / "summary.py"
