@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from onnx.backend.test.case import node
 
 import podrun.onnx_backend as backend
 from tests.conformance import onnx_suite
@@ -40,6 +41,15 @@ def test_a_spread_of_cases_passes() -> None:
     outcomes = [_outcome(c) for c in spread]
     assert [o for o in outcomes if o.result != "pass" and o.name not in REASONS] == []
     assert len(outcomes) > 22
+
+
+def test_which_cases_run_does_not_depend_on_what_the_process_has_imported() -> None:
+    """Neither do cases made here decide on what others find that list them all."""
+    listed = list(node._NodeTestCases)
+    first, again = ([case.name for case in onnx_suite.some_node_cases(60)] for _ in range(2))
+    assert first == again
+    assert 4 < len(first) < 100
+    assert node._NodeTestCases == listed
 
 
 @pytest.mark.slow
@@ -79,7 +89,6 @@ def test_real_architectures_equal_onnxruntime(case: object) -> None:
 @pytest.mark.slow
 def test_windows_pooled_at_once_are_those_of_onnxs_loops(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every pooling of the suite, on the arguments that the suite itself passes."""
-    from onnx.backend.test.case import node
     from onnx.backend.test.case.node import averagepool, lppool, maxpool
     from onnx.reference.ops import op_pool_common
 
