@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence, Set
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -131,27 +132,75 @@ def test_programs_of_tests_are_forgotten_where_their_options_change(
     assert forgotten == ["all", "all"]
 
 
+FRONT_ENDS = ("poptorch", "tensorflow")
+"""``make test-processes`` leaves these folders of tests out, whose files import torch and TensorFlow."""
+
+
 def test_tests_of_front_ends_over_other_libraries_that_start_processes_are_slow() -> None:
-    """``make test-processes`` leaves these folders out, whose files import torch and TensorFlow."""
-    marks: dict[str, set[str]] = {}
-    for folder in ("poptorch", "tensorflow"):
-        for path in (ROOT / "tests" / folder).rglob("test_*.py"):
-            tree = ast.parse(path.read_text(encoding="utf-8"))
-            of_file = {word for node in tree.body if _is_pytestmark(node) for word in _marks(node.value)}  # type: ignore[attr-defined]
-            for function in ast.walk(tree):
-                if isinstance(function, ast.FunctionDef) and function.name.startswith("test_"):
-                    own = {word for mark in function.decorator_list for word in _marks(mark)}
-                    marks[f"{folder}/{path.name}::{function.name}"] = own | of_file
-    system = {name for name, own in marks.items() if "system" in own}
+    marks: list[tuple[str, set[str]]] = []
+    for path in (path for folder in FRONT_ENDS for path in (ROOT / "tests" / folder).rglob("test_*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        marks += [(f"{path.name}::{name}", own) for name, own in marked_tests(tree.body)]
+    system = [(name, own) for name, own in marks if "system" in own]
     assert len(system) > 5
-    assert [name for name in sorted(system) if "slow" not in marks[name]] == []
+    assert [name for name, own in system if "slow" not in own] == []
 
 
-def _is_pytestmark(node: ast.stmt) -> bool:
-    return isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark"
+@pytest.mark.slow
+@pytest.mark.system
+def test_pytest_knows_of_no_others_either() -> None:
+    words = ["--collect-only", "-q", "-p", "no:cacheprovider", "-m", "system and not slow"]
+    words += [f"tests/{folder}" for folder in FRONT_ENDS]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED, done.stdout
 
 
-def _marks(mark: ast.expr) -> list[str]:
-    """The names of a mark, or of a list of them; not those of a parameter's cases."""
-    marks = mark.elts if isinstance(mark, ast.List) else [mark]
-    return [ast.unparse(each).split("(")[0].removeprefix("pytest.mark.") for each in marks]
+def test_marks_are_seen_wherever_pytest_takes_them_from() -> None:
+    source = """
+pytestmark: list[object] = [pytest.mark.system, pytest.mark.skipif(True)]
+@pytest.mark.a
+class TestOne:
+    pytestmark = pytest.mark.b
+    @pytest.mark.parametrize("x", [1, pytest.param(2, marks=pytest.mark.c), pytest.param(3, marks=(pytest.mark.d,))])
+    async def test_two(self): ...
+if True:
+    @pytest.mark.e
+    def test_three(): ...
+def helper(): ...
+"""
+    of_file, two = {"system", "skipif"}, {"system", "skipif", "a", "b", "parametrize"}
+    assert list(marked_tests(ast.parse(source).body)) == [
+        *(("test_two", two), ("test_two", two | {"c"}), ("test_two", two | {"d"})),
+        ("test_three", of_file | {"e"}),
+    ]
+
+
+def marked_tests(body: Sequence[ast.AST], around: Set[str] = frozenset()) -> Iterator[tuple[str, set[str]]]:
+    """Tests, and cases of theirs with marks of their own: names and marks. ``around``: marks of what they are in."""
+    own = {*around}
+    for node in body:
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            own |= _marks(node.value) if ast.unparse(target) == "pytestmark" else set()
+    for node in body:
+        marks = own.union(*map(_marks, getattr(node, "decorator_list", [])))
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from marked_tests(getattr(node, "body", []), marks)
+        elif node.name.startswith("test_"):
+            yield node.name, marks
+            for part in (part for decorator in node.decorator_list for part in ast.walk(decorator)):
+                if isinstance(part, ast.keyword) and part.arg == "marks":
+                    yield node.name, marks | _marks(part.value)
+
+
+def _marks(mark: ast.expr) -> set[str]:
+    """The names of a mark, or of several; not those of a parameter's cases."""
+    marks = mark.elts if isinstance(mark, ast.List | ast.Tuple) else [mark]
+    return {ast.unparse(one).split("(")[0].removeprefix("pytest.mark.") for one in marks}
