@@ -171,7 +171,8 @@ class GroupBoard:
         """Sleep on ``doorbell`` until ``ready()``. Raises the error that ended the group, if it has failed.
 
         ``missing()`` gives the ranks that are waited for. If one of them is dead, has left, or is late beyond the
-        timeout, the group ends with an error that names it.
+        timeout, the group ends with an error that names it. ``first_slice``: seconds after which it looks by itself
+        for the first time, at most `_LAST_SLICE`; then it sleeps for as long as it has waited, up to that.
         """
         began = now = time.monotonic()
         next_check = began + min(_CHECK_AFTER, timeout)

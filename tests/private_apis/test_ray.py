@@ -347,6 +347,7 @@ def test_small_processes_import_next_to_nothing(file: str) -> None:
         [sys.executable, "-I", "-S", "-c", f"{code}; print(*sys.modules)"],
         capture_output=True,
         text=True,
+        timeout=60,
         check=True,
     )
     slow = {"contextlib", "enum", "json", "re", "shutil", "signal", "socket", "subprocess", "threading"}
