@@ -37,14 +37,16 @@ def test_gradients_of_weights_activations_and_inputs_are_per_replica_and_micro_b
     _, found = run(program, batches=1)
     weights, inputs = weights_for(program), inputs_for(program, 1)
 
-    def tail(h0: jax.Array, y: jax.Array) -> jax.Array:
+    @jax.jit
+    @jax.grad
+    def slope(h0: jax.Array, y: jax.Array) -> jax.Array:
         logits = jax.nn.relu(h0) @ weights["w1"] + weights["b1"]
         return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), y[:, None], 1))
 
     for micro in range(3):
         for replica in range(8):
             x, y = inputs["x"][0, micro, replica], inputs["y"][0, micro, replica]
-            of_h0 = jax.grad(tail)(x @ weights["w0"] + weights["b0"], y)
+            of_h0 = slope(x @ weights["w0"] + weights["b0"], y)
             expected = {
                 "Gradient___w0": x.T @ of_h0,
                 "Gradient___h0": of_h0,

@@ -15,6 +15,7 @@ from podrun.costmodel.products import Product
 from podrun.costmodel.settings import PlanOptions
 from podrun.costmodel.splits import splits
 from podrun.costmodel.target import BOW, GC2, GC200, Chip
+from tests.sampling import examples
 
 SIDES = st.integers(1, 3000)
 CHIPS_IN_TURN = (GC2, GC200, BOW)
@@ -45,7 +46,7 @@ PRODUCTS = st.builds(
 """Products and convolutions that have the room for a plan of their own."""
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(PRODUCTS, st.sampled_from(CHIPS_IN_TURN))
 def test_more_work_or_fewer_tiles_never_cost_less(product: Product, chip: Chip) -> None:
     once = plan_product(chip, product).cycles(chip)

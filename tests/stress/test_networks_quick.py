@@ -15,8 +15,10 @@ from tests.stress import networks
 pytestmark = pytest.mark.skipif(not convolutions.available(), reason="no oneDNN here")
 
 
-@pytest.mark.parametrize("instructions", ["", "AVX2"])
-@pytest.mark.parametrize("cases", [15, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("cases", "instructions"),
+    [(15, "AVX2"), *(pytest.param(60, some, marks=pytest.mark.slow) for some in ("", "AVX2"))],
+)
 def test_random_networks_are_right_and_stay_inside_of_their_buffers(cases: int, instructions: str) -> None:
     environment = {**os.environ, **({"ONEDNN_MAX_CPU_ISA": instructions} if instructions else {})}
     command = [sys.executable, "-m", "tests.stress.networks", "--cases", str(cases)]

@@ -15,6 +15,7 @@ from podrun.onnx_models.light_model import LightModel
 from podrun.onnx_models.model_loader import read_light_onnx_model, read_onnx_model
 from podrun.onnx_models.tensor_proto import set_apart, to_array, to_proto
 from podrun.popart.values.exceptions import popart_exception
+from tests.sampling import examples
 
 KINDS = (np.float32, np.float16, np.float64, np.int32, np.int64)
 
@@ -46,7 +47,7 @@ def values_of(light: LightModel) -> dict[str, bytes]:
     return {t.name: light.value(t).tobytes() for t in light.proto.graph.initializer}
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(models())
 def test_a_light_model_says_what_the_whole_one_says(model: onnx.ModelProto) -> None:
     data = model.SerializeToString(deterministic=True)
@@ -63,7 +64,7 @@ def test_a_light_model_says_what_the_whole_one_says(model: onnx.ModelProto) -> N
     assert {t.name: to_array(t).tobytes() for t in whole.graph.initializer} == values_of(light)
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(models(), st.data())
 def test_damaged_bytes_are_read_alike_with_values_beside_the_model_or_in_it(
     model: onnx.ModelProto, draws: st.DataObject
