@@ -78,28 +78,30 @@ def test_what_only_an_ipu_computes_runs_and_is_differentiated(tf: Any, ipu: Any)
     np.testing.assert_allclose(own[1], normal + values * density, rtol=1e-5)
 
 
-@pytest.mark.parametrize("lengths", [None, [3, 1]])
-def test_layers_of_the_library_are_those_of_keras(tf: Any, ipu: Any, lengths: list[int] | None) -> None:
+def test_layers_of_the_library_are_those_of_keras(tf: Any, ipu: Any) -> None:
     """``gen_popnn_ops``: gates as in Keras, outputs behind the length are 0."""
     operations = importlib.import_module("tensorflow.compiler.plugin.poplar.ops.gen_popnn_ops")
     random = np.random.RandomState(0)
     values, kernel = random.rand(3, 2, 5).astype(np.float32), random.rand(9, 16).astype(np.float32) - 0.5
     small, zeros = random.rand(9, 12).astype(np.float32) - 0.5, np.zeros([2, 4], np.float32)
-    more = {} if lengths is None else {"seq_len": tf.constant(lengths)}
+    ways: list[tuple[str, list[int] | None]] = [("", None), ("dynamic_", [3, 1])]
+    layers = []
     with tf.device(DEVICE):
         x = tf.placeholder(tf.float32, values.shape)
-        name = "layer" if lengths is None else "dynamic_layer"
-        lstm = getattr(operations, f"popnn_{name}".replace("layer", "lstm_layer"))(
-            x, kernel, np.zeros([4, 4], np.float32), zeros, zeros, num_channels=4, is_training=False, **more
-        )
-        gru = getattr(operations, f"popnn_{name}".replace("layer", "gru_layer"))(
-            x, small, np.zeros([3, 4], np.float32), zeros, num_channels=4, is_training=False, **more
-        )
+        for name, lengths in ways:
+            more: dict[str, Any] = {"num_channels": 4, "is_training": False}
+            if lengths is not None:
+                more["seq_len"] = tf.constant(lengths)
+            lstm = getattr(operations, f"popnn_{name}lstm_layer")
+            gru = getattr(operations, f"popnn_{name}gru_layer")
+            layers.append(lstm(x, kernel, np.zeros([4, 4], np.float32), zeros, zeros, **more))
+            layers.append(gru(x, small, np.zeros([3, 4], np.float32), zeros, **more))
+    assert [len(layer) for layer in layers] == [4, 3, 4, 3]
     with tf.Session() as session:
-        own = session.run([lstm[0], gru[0]], {x: values})
-    assert (len(lstm), len(gru)) == (4, 3)
-    np.testing.assert_allclose(own[0], expected_lstm(values, kernel, lengths), rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(own[1], expected_gru(values, small, lengths), rtol=1e-4, atol=1e-6)
+        own = session.run([layer[0] for layer in layers], {x: values})
+    for (_, lengths), of_lstm, of_gru in zip(ways, own[::2], own[1::2], strict=True):
+        np.testing.assert_allclose(of_lstm, expected_lstm(values, kernel, lengths), rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(of_gru, expected_gru(values, small, lengths), rtol=1e-4, atol=1e-6)
 
 
 def sigmoid(v: np.ndarray) -> np.ndarray:
