@@ -102,6 +102,7 @@ QUICK = settings(
 )
 
 
+@pytest.mark.slow  # By default `test_sharding.py` compares schedules of chains of its own.
 @QUICK
 @given(layouts())
 def test_generated_layouts(layout: Drawn) -> None:

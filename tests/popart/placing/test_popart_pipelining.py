@@ -146,7 +146,7 @@ def test_final_anchors_of_a_pipelined_inference():
     np.testing.assert_array_equal(found[chain.hidden[1]], whole[chain.hidden[1]][-1])
 
 
-@pytest.mark.sample(4)
+@pytest.mark.slow  # By default the tests of sharding of the compiler compare its schedules.
 @pytest.mark.parametrize("schedule", list(popart.PipelineSchedule.__members__.values()), ids=str)
 def test_every_schedule_trains_as_sharding_does(schedule):
     more = {"enableGradientAccumulation": True, "accumulationFactor": 8}

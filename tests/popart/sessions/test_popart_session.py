@@ -277,6 +277,7 @@ def test_seeds_repeat_a_sequence_and_can_be_read_to_continue_it(device):
     assert not np.array_equal(run()[0], first)
 
 
+@pytest.mark.slow  # By default `tests/compiler/test_random.py` compares the masks of replicas, and their training.
 def test_replicas_draw_their_own_numbers_and_backward_uses_the_forward_mask(device_of):
     _, run = dropout_session(device_of(2), 2)
     y, dy = run()

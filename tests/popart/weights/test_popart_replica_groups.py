@@ -92,9 +92,9 @@ def read(session: Any, name: str, shape: tuple[int, ...], dtype: str = "float32"
     "settings",
     [
         VariableSettings(CommGroup(CommGroupType.All, 0)),
-        VariableSettings(CommGroup(CommGroupType.Consecutive, 2)),
+        pytest.param(VariableSettings(CommGroup(CommGroupType.Consecutive, 2)), marks=pytest.mark.slow),
         ORTHOGONAL,
-        VariableSettings(CommGroup(CommGroupType.Ungrouped, 0)),
+        pytest.param(VariableSettings(CommGroup(CommGroupType.Ungrouped, 0)), marks=pytest.mark.slow),
     ],
     ids=["all", "consecutive", "orthogonal", "ungrouped"],
 )
