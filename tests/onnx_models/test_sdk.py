@@ -362,7 +362,7 @@ def test_gradients_where_values_meet(
     def total(x: Any) -> Any:
         return jnp.sum(run(lowered, *(x if i == by else v for i, v in enumerate(values)))["y0"])
 
-    np.testing.assert_array_equal(jax.grad(total)(values[by]), slope)
+    np.testing.assert_array_equal(jax.jit(jax.grad(total))(values[by]), slope)
 
 
 def test_a_slice_may_name_where_it_goes_and_an_update_may_leave_out_ones() -> None:
