@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 from dataclasses import replace
@@ -109,6 +110,7 @@ def test_a_loss_walks_its_lattice_as_a_wave() -> None:
     assert lookups.loss_reduction_cycles(100, 10, "float32") == 100 * 21 * 11.5
 
 
+@functools.cache
 def ctc_report(
     *, search: bool, train: bool, steps: int = 60, batch: int = 4, labels: int = 12
 ) -> dict[str, Any]:

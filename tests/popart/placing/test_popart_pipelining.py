@@ -162,6 +162,7 @@ def test_every_schedule_trains_as_sharding_does(schedule):
         assert found[2] < 0.75 * sharded[2]
 
 
+@pytest.mark.slow  # By default `tests/compiler/test_sharding.py` changes weights while micro-batches are in flight.
 def test_without_accumulation_weights_change_while_batches_are_in_flight():
     """The first batch and the first update are those of sequential execution; later ones see older weights. Weights are
     copied after their own stage's update for the batch."""
