@@ -189,7 +189,10 @@ def cached(
 def _kept_elsewhere(
     cache: ExecutableCache, digest: str, program: Callable[[], Executable], wait: float, error: OSError
 ) -> Executable:
-    """The program where a folder cannot be used. UsageError for one that was asked for."""
+    """The compiled program, loaded from or kept in the cache in place of a folder that cannot be used (``error``).
+
+    Raises UsageError if the user asked for that folder: podrun's own (``cache.limits``) has a substitute.
+    """
     if cache.limits is None:
         raise UsageError(
             f"the executable cache {os.fspath(cache.directory)} cannot be used: {error}",

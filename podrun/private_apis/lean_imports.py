@@ -97,7 +97,9 @@ def _take_away(module: _Later) -> None:
 
 
 def _let_find(parent: ModuleType, stand_ins: Sequence[_Later]) -> None:
-    """Let attributes of ``parent`` that are stand-ins be the modules themselves, imported when they are asked for."""
+    """Remove stand-ins from the attributes of the package ``parent``, which then imports the module itself when a
+    program asks for that attribute.
+    """
     names = vars(parent)
     later = set[str]()
     for module in stand_ins:

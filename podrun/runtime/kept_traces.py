@@ -147,8 +147,9 @@ _counting: list[list[int]] = []
 
 
 def warn_of_graph(log: logging.Logger, message: str, *values: object) -> None:
-    """Log a warning of an operator while it is traced. It counts whoever takes the line: front ends hand lines of lower
-    rooms to loggers of their own, or log no warnings in this run.
+    """Log a warning of an operator while it is traced, and note that the trace gave one.
+
+    The note does not depend on who shows the line: front ends pass it on to loggers of their own, or show none.
     """
     for levels in _counting:
         levels.append(logging.WARNING)

@@ -380,7 +380,7 @@ class Buffers(ProgramMemory):
 
 
 def _has_bits(result: object) -> bool:
-    """Whether an array is anything but zeros, of which none is negative."""
+    """Whether any bit of an array is set. An array of zeros has none set, but for -0.0."""
     return bool(np.ascontiguousarray(result).reshape(-1).view(np.uint8).any())
 
 

@@ -152,14 +152,14 @@ class _Memory:
 
 
 def _memory_of(array: jax.Array) -> Array:
-    """The elements of an array that XLA wrote over an operand, to read and to write."""
+    """A writable view of the elements of ``array``, whose memory is an operand's that XLA wrote the result over."""
     return np.asarray(_Memory(array)).view(array.dtype).reshape(array.shape)
 
 
 MemberMemory = Callable[[], Array]
 """Gives the memory of an arena's member."""
 MOST_KEPT = 1 << 30
-"""Bytes, on each machine."""
+"""Bytes of memory that a program keeps on each machine for the gradients of its next batch."""
 _ZEROS = object()
 """In place of a value: zeros."""
 

@@ -283,8 +283,10 @@ class Importer:
 
 
 def function_graph(graph: tf.Graph, name: str) -> FunctionGraph:
-    """The function ``name`` that ``graph`` calls, as a graph: the one of the trace, or one of its definition where a
-    tape on the host has differentiated it. TensorFlow then adds what the gradients need to the graph of the trace.
+    """The function ``name`` that ``graph`` calls, as a graph.
+
+    It is the graph of the trace. Where a tape on the host has differentiated the function, TensorFlow adds what the
+    gradients need to that graph; then it is a new graph, read from the function's definition.
     """
     while graph is not None:
         definition = graph._get_function(name)
