@@ -12,8 +12,6 @@ PIP_SHOWS := $(shell test -t 2 || echo --quiet)
 PIP_COMPILES := $(if $(CI),--no-compile)
 # Nor does another run read what mypy would write, an eighth of its time.
 MYPY_CACHE := $(if $(CI),--cache-dir=/dev/null)
-# Without garbage collections, a twentieth of its time, it has 0.8 GB.
-MYPY = $(BIN)/python -c "import gc; gc.disable(); from mypy.__main__ import console_entry; console_entry()"
 
 # Tests start hundreds of processes: each would compile podrun's modules again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -52,7 +50,7 @@ test-processes: $(STAMP)
 check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(MYPY) $(MYPY_CACHE)
+	$(BIN)/mypy $(MYPY_CACHE)
 
 # Random convolutions: calls whose every buffer ends at a page that kills, then programs in fresh processes against XLA's own, for so
 # long.
