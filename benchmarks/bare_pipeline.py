@@ -77,7 +77,7 @@ class Chain:
         return calls
 
     def update(self) -> None:
-        """Descend."""
+        """Take a step of gradient descent: subtract the scaled gradients from the weights, in place."""
         weights, gradients = self.weights.reshape(-1), self.gradients.reshape(-1)
         change = np.empty(BLOCK, np.float32)
         for at in range(0, weights.size, BLOCK):

@@ -158,12 +158,12 @@ def read_cluster(path: Path) -> Cluster:
 
 
 def text_digest(text: str) -> str:
-    """A description's text in `CHECKED`."""
+    """The digest by which `CHECKED` names a description's text."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _of_checked(data: Mapping[str, Any]) -> ClusterModel:
-    """What the schema makes of data that is known to fit it."""
+    """The values that the schema would give, built without it from data that is known to fit it."""
     links, gateways = data["ipu_links"], data["gateway_links"]
     parts = {
         "machine": SimpleNamespace(**data["machine"]),

@@ -74,11 +74,13 @@ def import_lean(package: str, *later: str | _Later, beside_threads: bool = False
 
 
 class _Later(ModuleType):
-    """In place of a module that is not imported yet; names that it is asked for are that module's."""
+    """A stand-in for a module that is not imported yet. Reading an attribute imports the module and gives its."""
 
     @property
     def __spec__(self) -> ModuleSpec | None:  # type: ignore[override]
-        """Every import statement asks for it, and has its package imported, of which the module is an attribute."""
+        """Every import statement reads this. So the package that holds the module is imported here, and has it as an
+        attribute.
+        """
         if sys.modules.get(self.__name__) is not self:
             return importlib.import_module(self.__name__).__spec__
         parent, _, last = self.__name__.rpartition(".")

@@ -43,7 +43,7 @@ class LoweringOptions:
     words: Words = NEUTRAL
 
     def meaning(self) -> tuple[object, ...] | None:
-        """All of them that decide what a graph computes, as plain values; None if there is no telling of some."""
+        """All of them that decide what a graph computes, as plain values; None if one of them has no plain value."""
         traits = [
             (item.name, getattr(self, item.name)) for item in fields(self) if item.name not in _OF_MESSAGES
         ]

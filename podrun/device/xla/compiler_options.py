@@ -40,7 +40,7 @@ _EXACT = frozenset({"f32", "f64"})
 
 
 def options_for(module: MlirModule) -> dict[str, bool | int]:
-    """XLA's options for a piece, as it is compiled."""
+    """XLA's options by name for the piece ``module``, as it is after it was rewritten and before it is compiled."""
     seen: dict[Any, bool] = {}
     for op, _ in operations_inside(module.operation):
         if op.name in _THROUGH_MLIR or _has_halves(op, seen):

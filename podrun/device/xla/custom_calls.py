@@ -100,7 +100,7 @@ def check_calls(name: str, module: MlirModule) -> None:
 
 
 def operations_inside(root: MlirOperation) -> Iterator[tuple[MlirOperation, int]]:
-    """The operations inside of one with their depth, without recursion."""
+    """All operations nested in ``root``, at any depth, each with its depth: 1 for those directly in it."""
     waiting = [(root, 0)]
     while waiting:
         op, depth = waiting.pop()

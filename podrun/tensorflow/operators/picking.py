@@ -142,7 +142,7 @@ def _list_get(ctx: Context, node: Node, items: Array, index: Array, shape: Array
 
 
 def _within(items: Array, index: Array) -> Array:
-    """The place in a list that XLA's slices take for one that is known in a run only: the nearest there is."""
+    """The place in a list nearest to one that is only known in a run: XLA's slices move a place outside to the end."""
     return jnp.clip(jnp.asarray(index), 0, items.shape[0] - 1)
 
 
