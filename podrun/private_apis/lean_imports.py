@@ -23,6 +23,7 @@ from importlib.machinery import ModuleSpec
 from types import CodeType, ModuleType
 from typing import Any
 
+_WITH_PROTOBUF = ("google.protobuf.internal.builder", "google.protobuf.internal.python_message")
 _WITH_ONNX = (
     *("onnx.compose", "onnx.gen_proto", "onnx.helper", "onnx.numpy_helper", "onnx.parser", "onnx.printer"),
     *("onnx.utils", "onnx.version_converter", "google.protobuf.json_format", "google.protobuf.text_format"),
@@ -34,12 +35,13 @@ def import_grpc() -> None:
     use beside its C library.
     """
     import_lean("grpc", "asyncio", "grpc.aio")
-    import_lean("google.protobuf.internal.builder", "google.protobuf.internal.python_message")
+    import_lean(*_WITH_PROTOBUF)
 
 
 def import_onnx(version: str) -> None:
-    """Import ONNX without what converts, joins, prints and parses models, and without its helpers. ``version``: that of
-    the distribution ``onnx``, for which it would read the metadata of packages; empty: it reads it.
+    """Import ONNX without what converts, joins, prints and parses models, and without its helpers; protobuf as
+    `import_grpc` does. ``version``: that of the distribution ``onnx``, for which it would read the metadata of all
+    packages; empty: it reads it.
     """
 
     def version_of(package: str) -> Any:
@@ -50,6 +52,7 @@ def import_onnx(version: str) -> None:
 
     metadata = _Later("importlib.metadata")
     vars(metadata)["version"] = version_of
+    import_lean(*_WITH_PROTOBUF)
     import_lean("onnx", *_WITH_ONNX, *([metadata] if version else []))
 
 

@@ -301,6 +301,33 @@ print("done")
 """
 
 
+BUILT_BESIDE_A_CONNECTION = """
+import sys
+import threading
+from podrun.popart.building.builder import Builder
+from podrun.popart.devices.device_manager import DeviceManager
+from podrun.private_apis.lean_imports import _WITH_ONNX, import_grpc
+
+manager = DeviceManager({})
+import_grpc()
+over = threading.Event()
+thread = threading.Thread(target=over.wait)
+thread.start()
+Builder()
+over.set()
+thread.join()
+print(*{*_WITH_ONNX, "importlib.metadata", "google.protobuf.internal.python_message"} & sys.modules.keys(), "done")
+"""
+
+
+@pytest.mark.system
+def test_a_builder_beside_the_threads_of_a_connection_does_without_parts_of_onnx() -> None:
+    """Programs take their device first, as `popdist.popart.getDevice` gives it, and build their model then."""
+    words = [sys.executable, "-c", BUILT_BESIDE_A_CONNECTION]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert (done.stdout, done.returncode) == ("done\n", 0), done.stderr
+
+
 @pytest.mark.system
 def test_onnx_has_its_parts_when_they_are_asked_for() -> None:
     done = subprocess.run([sys.executable, "-c", ONNX], capture_output=True, text=True, timeout=120)

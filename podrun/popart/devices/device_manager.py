@@ -10,10 +10,12 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
+from podrun.core.kept_files import version_beside
 from podrun.core.layout import IpuRange
 from podrun.popart.devices.device import KINDS, MODEL_TILES, TILES_PER_IPU, DeviceInfo
 from podrun.popart.values.enums import DeviceConnectionType, DeviceSelectionCriterion, DeviceType, SyncPattern
 from podrun.popart.values.exceptions import incompatible, popart_exception, surfacing
+from podrun.private_apis.lean_imports import import_onnx
 from podrun.runtime.device import IPU_VERSIONS, RunDevice, held_here
 from podrun.runtime.device_pool import Acquisition, Candidates, DevicePool
 
@@ -31,6 +33,8 @@ class DeviceManager:
     """Gives devices: ``DeviceManager().acquireAvailableDevice(4)``. Holds nothing itself."""
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
+        # A connection to machines has threads, beside which a model's builder would import all of ONNX.
+        import_onnx(version_beside("onnx"))
         self._pool = DevicePool(environ)
         self._timeout = 0
 
