@@ -239,6 +239,23 @@ def test_an_undivided_product_has_the_bits_of_its_halves(
     assert computed({min(every)}) == computed(every) == computed({min(every)})
 
 
+@pytest.mark.parametrize("rows", [64, 72, 112])
+def test_few_rows_have_the_bits_of_halves_of_rows(rows: int) -> None:
+    """Where the other half of the columns is faster, it is taken only if no bit changes. With AVX2 some change."""
+    columns, terms = 1264, 520
+    left, right, bias, mask = normal((rows, terms), (terms, columns), (columns,), (rows, columns))
+    beside, follows = (bias, mask), WITH_BIAS | WITH_CUT | WITH_MASK
+    result = np.empty((rows, columns), np.float32)
+    native.multiply([0, 0, rows, columns, terms, 0, 0, 2, follows], (left, right, *beside), result)
+    half = -(-rows // 32) * 16
+    for part in (slice(0, half), slice(half, rows)):
+        expected = np.empty_like(result[part])
+        sizes = (len(expected), columns, terms)
+        operands = (left[part], right, bias, mask[part])
+        native.multiply([0, 0, *sizes, 0, 0, 1, follows], operands, expected)
+        assert expected.tobytes() == result[part].tobytes()
+
+
 def test_the_check_finds_a_wrong_product() -> None:
     check_products(native.multiply)
 

@@ -2,8 +2,8 @@
 
 XLA's own products of float32 run at five sixths of the library's speed on one thread, and use a second core only in
 pieces that two threads share. A call here is divided in halves of its result, and a thread of podrun's own computes one
-of them wherever there is a core for it: in machines that do not keep to one core. The halves follow from the product
-alone.
+of them wherever there is a core for it: in machines that do not keep to one core. The bits are those of halves that
+follow from the product alone; it is divided otherwise, or not at all, only where that is faster and no bit changes.
 
 What only reads and writes the result's elements once more becomes part of a call: a bias with a cut at 0, and what the
 gradient of a cut leaves. The library's result is still in the cache then. No bit changes.

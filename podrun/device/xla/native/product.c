@@ -55,19 +55,27 @@ run_all(void *what, int unused)
         run_part(what, i);
 }
 
-/* Halves of the result's rows, or of its columns where the rows of the right operand are: the library reads each part of
-   it once. */
-static int
-divide(Part *parts)
+/* How a product is computed: in halves of the result's rows, in halves of its columns, or whole. */
+typedef enum { ROWS, COLUMNS, WHOLE } Way;
+
+/* What the bits of a product are those of: its halves of columns where the rows of the right operand are, of rows
+   elsewhere. The library reads each part of the right operand once. */
+static Way
+way_of_bits(const Product *p)
 {
-    const int columns = parts[0].p.right_turned != 0;
-    const int64_t all = columns ? parts[0].p.n : parts[0].p.m, at = (all / 2 + VECTOR - 1) / VECTOR * VECTOR;
-    if (at < 1 || at >= all)
+    return p->right_turned ? COLUMNS : ROWS;
+}
+
+static int
+divide(Part *parts, Way way)
+{
+    const int64_t all = way == COLUMNS ? parts[0].p.n : parts[0].p.m, at = (all / 2 + VECTOR - 1) / VECTOR * VECTOR;
+    if (way == WHOLE || at < 1 || at >= all)
         return 1;
     parts[1] = parts[0];
-    if (columns) {
+    if (way == COLUMNS) {
         parts[0].p.n = at, parts[1].p.n = all - at;
-        parts[1].right += at * parts[0].right_row;
+        parts[1].right += parts[0].p.right_turned ? at * parts[0].right_row : at;
         parts[1].result += at;
         parts[1].bias += parts[1].bias ? at : 0;
         parts[1].mask += parts[1].mask ? at : 0;
@@ -98,10 +106,10 @@ fill(float *to, int64_t count, uint32_t *state)
     }
 }
 
-/* Whether a product of random matrices has the same bits whole as in halves; -1: no memory to find out. Which of its kernels the library takes, and with
-   that the order of every sum, depends on the product's form alone. */
+/* Whether a product of random matrices has the same bits in another way; -1: no memory to find out. Which of its kernels
+   the library takes, and with that the order of every sum, depends on the product's form alone. */
 static int
-is_same_undivided(const Product *p)
+is_same_in(Way way, const Product *p)
 {
     const int64_t left = p->m * p->k, right = p->k * p->n, result = p->m * p->n;
     float *memory = malloc((size_t)(left + right + 2 * result) * sizeof *memory);
@@ -109,40 +117,41 @@ is_same_undivided(const Product *p)
         return -1;
     uint32_t state = 1;
     fill(memory, left + right, &state);
-    Part parts[MOST_PARTS], whole = {.p = *p, .left = memory, .right = memory + left, .result = memory + left + right,
-                                     .left_row = p->left_turned ? p->m : p->k, .right_row = p->right_turned ? p->k : p->n,
-                                     .row = p->n};
-    whole.p.follows = 0;
-    parts[0] = whole;
-    parts[0].result += result;
-    const int count = divide(parts);
-    run_part(&whole, 0);
-    int same = !whole.status;
-    for (int i = 0; i < count; i++) {
-        run_part(parts, i);
-        same &= !parts[i].status;
+    Part first = {.p = *p, .left = memory, .right = memory + left, .result = memory + left + right,
+                  .left_row = p->left_turned ? p->m : p->k, .right_row = p->right_turned ? p->k : p->n, .row = p->n};
+    first.p.follows = 0;
+    int same = 1;
+    for (int other = 0; other < 2; other++, first.result += result) {
+        Part parts[MOST_PARTS] = {first};
+        const int count = divide(parts, other ? way : way_of_bits(p));
+        for (int i = 0; i < count; i++) {
+            run_part(parts, i);
+            same &= !parts[i].status;
+        }
     }
-    same = same && !memcmp(whole.result, whole.result + result, (size_t)result * sizeof *memory);
+    same = same && !memcmp(memory + left + right, memory + left + right + result, (size_t)result * sizeof *memory);
     free(memory);
     return same;
 }
 
-/* The same for each form, found out once: for those of up to so many multiplications and elements, and so many forms. */
+/* The same for each form and way, found out once: for forms of up to so many multiplications and elements, and so many
+   answers. */
 enum { MOST_FORMS = 256 };
 static const int64_t MOST_COMPARED = (int64_t)1 << 28, MOST_ELEMENTS = (int64_t)1 << 23;
 static pthread_mutex_t forms_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct Form {
     int64_t turned, m, n, k;
+    Way way;
     int same;
 } forms[MOST_FORMS];
 static int known;
 
 /* What is known of a form; -1: nothing. */
 static int
-known_form(const Product *p, int64_t turned)
+known_form(const Product *p, int64_t turned, Way way)
 {
     for (int i = 0, count = __atomic_load_n(&known, __ATOMIC_ACQUIRE); i < count; i++)
-        if (forms[i].turned == turned && forms[i].m == p->m && forms[i].n == p->n && forms[i].k == p->k)
+        if (forms[i].turned == turned && forms[i].m == p->m && forms[i].n == p->n && forms[i].k == p->k && forms[i].way == way)
             return forms[i].same;
     return -1;
 }
@@ -163,24 +172,36 @@ is_comparable(const Product *p)
 }
 
 static int
-goes_undivided(const Product *p)
+keeps_bits_in(Way way, const Product *p)
 {
     const int64_t turned = 2 * p->left_turned + p->right_turned;
     if (!is_comparable(p))
         return 0;
-    int same = known_form(p, turned);
+    int same = known_form(p, turned, way);
     if (same >= 0)
         return same;
     if (__atomic_load_n(&known, __ATOMIC_ACQUIRE) == MOST_FORMS)
         return 0;
-    same = is_same_undivided(p); /* perhaps by two threads at a time, which find the same */
+    same = is_same_in(way, p); /* perhaps by two threads at a time, which find the same */
     pthread_mutex_lock(&forms_lock);
-    if (same >= 0 && known < MOST_FORMS && known_form(p, turned) < 0) {
-        forms[known] = (struct Form){turned, p->m, p->n, p->k, same};
+    if (same >= 0 && known < MOST_FORMS && known_form(p, turned, way) < 0) {
+        forms[known] = (struct Form){turned, p->m, p->n, p->k, way, same};
         __atomic_store_n(&known, known + 1, __ATOMIC_RELEASE);
     }
     pthread_mutex_unlock(&forms_lock);
     return same > 0;
+}
+
+/* Halves with fewer rows than this take the library longer, unless the right operand is small: it reads that for each. */
+enum { FEW_ROWS = 64, SMALL_OPERAND = 1 << 18 };
+
+static Way
+way_for(const Product *p, int alone)
+{
+    const int few = !p->right_turned && p->m < 2 * FEW_ROWS && p->n >= 2 * p->m && p->k * p->n >= SMALL_OPERAND;
+    if (alone && keeps_bits_in(WHOLE, p))
+        return WHOLE;
+    return few && keeps_bits_in(COLUMNS, p) ? COLUMNS : way_of_bits(p);
 }
 
 const char *
@@ -193,7 +214,7 @@ product_compute(const Product *p, const float *left, const float *right, const B
     if (p->adds && beside->addend != result)
         memcpy(result, beside->addend, (size_t)(p->m * p->n) * sizeof(float));
     const int alone = wanted > 1 && keeps_to_one_core();
-    const int count = wanted > 1 && !(alone && goes_undivided(p)) ? divide(parts) : 1;
+    const int count = wanted > 1 ? divide(parts, way_for(p, alone)) : 1;
     if (count > 1 && alone)
         workers_run(run_all, parts, 1);
     else

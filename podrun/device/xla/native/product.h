@@ -39,8 +39,9 @@ void product_forget(void);
 float *place_of(const Product *p, float *result);
 
 /* Compute it in so many parts. NULL, or what is wrong.
-   The parts follow from the product alone, and so do the bits. No other thread helps one that keeps to a core: machines
-   do so where every core has a machine. Such a thread does not divide a product of a form that has the same bits whole. */
+   The bits follow from the product alone. No other thread helps one that keeps to a core: machines do so where every core
+   has a machine. Such a thread does not divide a product of a form that has the same bits whole, and a product of few
+   rows is halves of columns if its form has the same bits so. */
 const char *product_compute(const Product *p, const float *left, const float *right, const Beside *beside, float *result,
                             int parts);
 
