@@ -292,7 +292,9 @@ def _run(program: CodeType) -> NoReturn:
 def leave(code: object) -> NoReturn:
     """End as Python does after `sys.exit`, but do not take modules and all that they hold apart."""
     if not isinstance(code, int | None):
-        print(code, file=sys.stderr)
+        # Python writes to the file beneath where there is no stream.
+        with contextlib.suppress(OSError, ValueError):
+            os.write(2, f"{code}\n".encode()) if sys.stderr is None else print(code, file=sys.stderr)
         code = 1
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()

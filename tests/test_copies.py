@@ -56,6 +56,7 @@ def test_a_copy_ends_after_its_threads_and_what_is_to_run_at_its_exit() -> None:
         "import sys; sys.stdout = None; sys.exit(3)",
         f"{C_STDOUT}; c.puts(b'of C'); sys.exit(3)",
         "print('lost'); import os, sys; os.close(1)",
+        "import sys; sys.stderr = None; sys.exit('not of standard output')",
     ],
 )
 def test_a_copy_ends_as_python_does_whatever_its_output_has_become(code: str) -> None:
@@ -63,6 +64,8 @@ def test_a_copy_ends_as_python_does_whatever_its_output_has_become(code: str) ->
     alone = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS, check=False)
     copied = run_copied(code, timeout=SECONDS)
     assert (copied.returncode, copied.stdout) == (alone.returncode, alone.stdout)
+    if "stderr" in code:
+        assert copied.stderr == alone.stderr
 
 
 def test_what_a_process_said_that_does_not_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
