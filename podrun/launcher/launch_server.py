@@ -13,7 +13,15 @@ from podrun.core.environment import runtime_directory
 from podrun.core.errors import ConflictError, PodrunError, UsageError, present
 from podrun.core.quick_dataclass import dataclass
 from podrun.launcher.own_streams import Log
-from podrun.launcher.server import LOCAL, ServerAddress, choose_cluster, facts_of, find_launch_server
+from podrun.launcher.placement import fit_to_pod
+from podrun.launcher.server import (
+    LOCAL,
+    ServerAddress,
+    choose_cluster,
+    facts_of,
+    find_launch_server,
+    pods_by_size,
+)
 from podrun.launcher.spec import CurrentLaunch, PodFacts
 from podrun.partition.machines.ray_template import end_early_template
 
@@ -168,8 +176,6 @@ class LaunchServer:
     def _start_service(self) -> PodFacts:
         from podrun.partition.machines.ray_obstacles import check_installed
         from podrun.partition.machines.ray_pool import RayMachinePool
-        from podrun.partition.server.service import Service
-        from podrun.partition.state.store import Store
 
         spec = self.current.spec
         check_installed()
@@ -184,6 +190,12 @@ class LaunchServer:
             ray = resolve(ray, self.environ)
         self.token = make_token(self.environ, runtime_directory())
         pool = RayMachinePool(cluster, address=ray, token=self.token)
+        if ray is None and not spec.server.port:  # A port may be taken, and then nothing is started.
+            fit_to_pod(spec, self.pod, pods_by_size)
+            pool.begin()
+        from podrun.partition.server.service import Service
+        from podrun.partition.state.store import Store
+
         self._service = Service(cluster, Store(None, cluster.name), pool)
         host = pool.places.own_address() if ray is not None else LOCAL
         port = self._service.start(host, spec.server.port or 0, self.token)

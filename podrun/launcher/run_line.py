@@ -39,7 +39,7 @@ def run_command_line(line: CommandLine, environ: Mapping[str, str]) -> int:
         return _launch(options, line.program, environ)
     from podrun.partition.machines.ray_template import early_template
 
-    with early_template(environ):  # It imports while this process does.
+    with early_template(environ, options.get("vipu-server-port")):  # It imports while this process does.
         return _launch(options, line.program, environ)
 
 

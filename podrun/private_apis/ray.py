@@ -175,8 +175,9 @@ def init_options(directory: Path, object_store: Path | None, address: str) -> di
 
 
 @contextlib.contextmanager
-def only_what_machines_need() -> Iterator[None]:
+def only_what_machines_need(on_raylet: Callable[[int], None] = lambda pid: None) -> Iterator[None]:
     """A Ray that starts in this context has a GCS, a raylet and workers, and is noticed as soon as it is up.
+    ``on_raylet`` is told the raylet's process id as soon as it starts.
 
     Measured on 2 cores with Ray 2.60: the start takes 0.3 s instead of 1.6 (4.0 with the services), and 1.0 s less of
     processor time. Ray looks for its node after 0.1 s, when it is not up yet if it has agents, and then once a second.
@@ -193,7 +194,7 @@ def only_what_machines_need() -> Iterator[None]:
         # Ray would import aiohttp and OpenTelemetry, 0.3 s of a core, for the command of an agent that is not started.
         replaced.append((utils, "get_dashboard_dependency_error", lambda: None))
     if hasattr(kind, "start_ray_processes"):
-        replaced.append((kind, "start_ray_processes", _until_registered(kind.start_ray_processes)))
+        replaced.append((kind, "start_ray_processes", _until_registered(kind.start_ray_processes, on_raylet)))
     saved = [(where, name, getattr(where, name)) for where, name, _ in replaced]
     for where, name, new in replaced:
         setattr(where, name, new)
@@ -234,10 +235,12 @@ def _without_agents(start: Callable[..., Any]) -> Callable[..., Any]:
     return start_process
 
 
-def _until_registered(start: Callable[..., Any]) -> Callable[..., Any]:
+def _until_registered(start: Callable[..., Any], on_raylet: Callable[[int], None]) -> Callable[..., Any]:
     def start_processes(self: Any, *others: Any, **options: Any) -> Any:
         result = start(self, *others, **options)
         raylets = self.all_processes.get("raylet", ())
+        for info in raylets:
+            on_raylet(info.process.pid)
         end = time.monotonic() + _REGISTRATION_SECONDS
         while time.monotonic() < end and not self.get_gcs_client().get_all_node_info(
             timeout=_REGISTRATION_SECONDS

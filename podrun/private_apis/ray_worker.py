@@ -36,6 +36,10 @@ IMPORTED_LATER = (USAGE, "grpc._interceptor", "grpc._server", "grpc._channel")
 """What Ray and gRPC import as a machine starts. The template does it for all, but for names that they do not have."""
 READ_AT_IMPORT = ("RAY_JOB_ID", "RAY_RAYLET_PID")
 """What Ray's core reads from the environment when it is imported, and never again."""
+FIRST_JOB = "01000000"
+"""The job of the process that starts a cluster, in `READ_AT_IMPORT`."""
+OF_WORKERS = {"RAY_CLIENT_MODE": "0", "SPT_NOENV": "1"}
+"""Variables that a raylet gives all workers and that Ray reads while it is imported."""
 REQUEST_SECONDS = 10.0
 """The template waits so long for the rest of a request."""
 _TEMPLATE = "--template"
@@ -47,12 +51,14 @@ _PR_SET_PDEATHSIG = 1
 class WorkerTemplate:
     """The template's process. It imports at once, and takes requests when it has a socket (`listen`). It ends with the
     thread that started it; its copies do not. ``defaults``: variables that it gets unless this process has them.
+    ``own_workers``: this process starts both the cluster and the workers, so that their job is known (`expect`).
     """
 
-    def __init__(self, defaults: Mapping[str, str]) -> None:
+    def __init__(self, defaults: Mapping[str, str], *, own_workers: bool = False) -> None:
         import socket
         import subprocess
 
+        self._path, self._own_workers = "", own_workers
         self._listener = socket.socket(socket.AF_UNIX)
         self._process = subprocess.Popen(
             [
@@ -72,8 +78,9 @@ class WorkerTemplate:
 
     def listen(self, path: Path) -> None:
         """Take requests at a socket of this path."""
+        self._path = str(path)
         with self._listener:
-            self._listener.bind(str(path))
+            self._listener.bind(self._path)
             self._listener.listen(512)
         if self._process.stdin is not None:
             try:
@@ -81,6 +88,14 @@ class WorkerTemplate:
                     told.write(_LISTENS)
             except BrokenPipeError:
                 pass  # It has ended.
+
+    def expect(self, raylet: int) -> None:
+        """Import Ray while it still starts, for own workers, whose raylet has this process id. Where that turns out to
+        be wrong, workers import for themselves.
+        """
+        if self._own_workers:
+            values = dict(zip(READ_AT_IMPORT, (FIRST_JOB, str(raylet)), strict=True))
+            send_request(self._path, {**os.environ, **OF_WORKERS, **values}, (), ())
 
     def end(self) -> None:
         """End the template. Idempotent."""
@@ -95,7 +110,7 @@ class WorkerTemplate:
 
 
 class _Template:
-    """Makes the copies. Ray comes with the first request, see `READ_AT_IMPORT`."""
+    """Makes the copies. Ray comes with the first request, see `READ_AT_IMPORT`. One without files is for that alone."""
 
     def __init__(self, listener: socket.socket) -> None:
         self._listener = listener
@@ -128,7 +143,7 @@ class _Template:
             while more := connection.recv(1 << 20):
                 text += more
             environment, arguments = _read_request(text)
-            if not self._knows_ray(environment):
+            if not self._knows_ray(environment) or not files:
                 return False
             pid = os.fork()
             if pid == 0:
@@ -155,11 +170,11 @@ class _Template:
         return cluster == self._cluster
 
 
-def _request() -> bytes:
-    """This process's environment and arguments, as text that ends with a zero each; a zero more is between them. Before
-    all that its length, likewise."""
-    variables = b"".join(b"%s=%s\0" % pair for pair in os.environb.items())
-    text = variables + b"\0" + b"".join(os.fsencode(word) + b"\0" for word in sys.argv[1:])
+def _request(environment: Mapping[str, str], arguments: Sequence[str]) -> bytes:
+    """An environment and arguments, as text that ends with a zero each; a zero more is between them. Before all that
+    its length, likewise."""
+    variables = "".join(f"{name}={value}\0" for name, value in environment.items())
+    text = os.fsencode(f"{variables}\0" + "".join(f"{word}\0" for word in arguments))
     return b"%d\0%s" % (len(text), text)
 
 
@@ -238,21 +253,30 @@ def run_worker(name: str) -> None:
     runpy.run_module(WORKER, run_name=name, alter_sys=True)
 
 
-def ask_for_copy(address: str) -> bool:
-    """Whether the template at a socket has made a copy with this process's environment, arguments and files."""
+def send_request(
+    address: str, environment: Mapping[str, str], arguments: Sequence[str], files: Sequence[int]
+) -> bool:
+    """Whether the template at a socket has made a copy with this environment, these arguments, and ``files`` of this
+    process. Without files nobody waits for an answer: false.
+    """
     template = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
     try:
         template.connect(address)
-        text = _request()
-        files = b"".join(number.to_bytes(4, sys.byteorder) for number in range(3))
-        sent = template.sendmsg([text], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, files)])
+        text = _request(environment, arguments)
+        rights = b"".join(number.to_bytes(4, sys.byteorder) for number in files)
+        sent = template.sendmsg([text], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)] if files else [])
         template.sendall(text[sent:])
         template.shutdown(_socket.SHUT_WR)
-        return bool(template.recv(32))
+        return bool(files and template.recv(32))
     except OSError:
         return False
     finally:
         template.close()
+
+
+def ask_for_copy(address: str) -> bool:
+    """Whether the template at a socket has made a copy with this process's environment, arguments and files."""
+    return send_request(address, os.environ, sys.argv[1:], range(3))
 
 
 def main() -> None:

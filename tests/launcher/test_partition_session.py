@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import io
 import os
+import socket
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
-from podrun.core.errors import DeniedError, ExhaustedError, ServiceError, UsageError
+from podrun.core.cluster import Cluster
+from podrun.core.errors import ConflictError, DeniedError, ExhaustedError, ServiceError, UsageError
 from podrun.core.ipu_states import MachineState
 from podrun.core.layout import IpuRange
 from podrun.core.telemetry import AttachedProcess, IpuReport, MachineReport
@@ -32,6 +36,7 @@ from podrun.partition.client.vipu_client import VipuClient
 from podrun.partition.host.discovery import POD, Registry, ServiceEntry, own_process_id
 from podrun.partition.host.holders import this_holder
 from podrun.partition.host.leases import SignsOfLife
+from podrun.partition.machines.local_pool import LocalMachinePool
 from podrun.partition.state import events as ev
 from podrun.partition.state.orphans import HolderWatch
 from podrun.partition.state.values import PartitionState
@@ -308,3 +313,49 @@ def test_a_spare_without_room_leaves_the_next_way(launch: Launches, after: Answe
     assert "no 8 aligned IPUs are free" in launch.said.getvalue()
     (info,) = launch.pod.service.partitions()
     assert (info.name, info.size, info.state) == (session.name, wanted, PartitionState.ACTIVE)
+
+
+class BegunPool(LocalMachinePool):
+    """A pool of a launch's own server that notes when its Ray begins."""
+
+    begun: ClassVar[list[str]] = []
+
+    def __init__(self, cluster: Cluster, *, address: str | None, token: str) -> None:
+        super().__init__(cluster)
+
+    def begin(self) -> None:
+        """See `RayMachinePool`."""
+        self.begun.append(self.cluster.name)
+
+
+@pytest.mark.parametrize(
+    ("words", "begun"),
+    [
+        ("--num-replicas=4", ["pod16"]),
+        ("--num-replicas=4 --vipu-server-port={free}", []),  # Another program may have that port.
+        ("--num-replicas=16 --num-ilds=2 --num-instances=2", None),
+        ("--num-replicas=4 --vipu-server-port={taken}", None),
+    ],
+)
+def test_ray_begins_before_the_launchs_own_server_once_nothing_can_refuse_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, silent_port: int, words: str, begun: list[str] | None
+) -> None:
+    monkeypatch.setenv("PODRUN_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr("podrun.partition.machines.ray_pool.RayMachinePool", BegunPool)
+    monkeypatch.setattr(BegunPool, "begun", [])
+    environ = {"PATH": os.defpath, "IPUOF_VIPU_API_PORT": str(silent_port)}
+    with socket.socket() as taken, socket.socket() as free:
+        for bound in (taken, free):
+            bound.bind(("127.0.0.1", 0))
+        taken.listen()
+        ports = {"taken": taken.getsockname()[1], "free": free.getsockname()[1]}
+        free.close()
+        line = parse_command_line([*words.format(**ports).split(), "true"])
+        spec = plan_launch(line.options, line.program, LaunchContext(environ, "/", "python"))
+        server = LaunchServer(CurrentLaunch(spec), environ, Log(stream=io.StringIO()))
+        try:
+            with nullcontext() if begun is not None else pytest.raises((UsageError, ConflictError)):
+                assert server.connect().name == "pod16"
+        finally:
+            server.close()
+    assert BegunPool.begun == (begun or [])

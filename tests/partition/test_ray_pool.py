@@ -221,3 +221,68 @@ def test_a_machine_that_rays_memory_monitor_ended_says_so(taken: Taken, death: E
     assert agent == "ipum1"
     assert reason.startswith(said)
     assert ("RAY_memory_monitor_refresh_ms=0" in reason) == isinstance(death, OutOfMemoryError)
+
+
+class BegunEarly:
+    """A pool whose Ray a launch begins: it is imported, and then starts when the test lets it, or fails."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, error: Exception | None = None) -> None:
+        self.start, self.sessions, self.error = threading.Event(), 0, error
+        self.ended = False
+        monkeypatch.setattr(ray_pool, "RaySession", self.session)
+        self.pool = RayMachinePool(load_cluster("pod16"), token="t" * 64)
+
+    def session(self, *args: Any, on_import: Callable[[], None], **options: Any) -> Any:
+        self.sessions += 1
+        if self.error is not None:
+            raise self.error
+        on_import()
+        assert self.start.wait(WAIT)
+        head = SimpleNamespace(check=lambda: None)
+        return SimpleNamespace(ray=None, alive=True, head=head, close=self.end)
+
+    def end(self) -> None:
+        self.ended = True
+
+
+@pytest.fixture
+def own_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PODRUN_RUNTIME_DIR", str(tmp_path))
+
+
+@pytest.mark.usefixtures("own_directory")
+def test_a_ray_that_is_begun_early_is_the_one_that_machines_get(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = BegunEarly(monkeypatch)
+    begun.pool.begin()  # Returns while Ray starts.
+    begun.start.set()
+    assert begun.pool.session is begun.pool.session
+    assert begun.sessions == 1
+    begun.pool.close()
+    assert begun.ended
+
+
+@pytest.mark.usefixtures("own_directory")
+def test_a_pool_that_closes_ends_a_ray_that_is_still_starting(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = BegunEarly(monkeypatch)
+    begun.pool.begin()
+    closing = threading.Thread(target=begun.pool.close)
+    closing.start()
+    assert not begun.ended
+    begun.start.set()
+    closing.join(WAIT)
+    assert begun.ended
+    with pytest.raises(ServiceError, match="closed"):
+        _ = begun.pool.session
+
+
+@pytest.mark.usefixtures("own_directory")
+def test_whoever_needs_a_ray_that_did_not_begin_gets_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = BegunEarly(monkeypatch, ServiceError("Ray did not start"))
+    begun.pool.begin()
+    with pytest.raises(ServiceError, match="Ray did not start"):
+        _ = begun.pool.session
+    begun.error = None
+    begun.start.set()
+    assert begun.pool.session.alive  # A second attempt starts it anew.
+    assert begun.sessions == 2
+    begun.pool.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,8 @@ from podrun.partition.machines import ray_template as early
 class PretendedTemplate:
     """Notes whether it was ended."""
 
-    def __init__(self, defaults: dict[str, str]) -> None:
-        self.defaults = defaults
+    def __init__(self, defaults: dict[str, str], own_workers: bool) -> None:
+        self.defaults, self.own_workers = defaults, own_workers
         self.ended = False
 
     def end(self) -> None:
@@ -35,6 +36,8 @@ def test_a_session_takes_over_the_template_that_waits() -> None:
     assert taken is waiting
     assert other is not waiting
     assert isinstance(taken, PretendedTemplate)
+    assert isinstance(other, PretendedTemplate)
+    assert (taken.own_workers, other.own_workers) == (True, False)
     assert not taken.ended
     assert taken.defaults["MALLOC_ARENA_MAX"] == "1"
 
@@ -64,3 +67,14 @@ def test_no_template_waits_if_a_server_runs_here() -> None:
             assert not early._waiting
     finally:
         publication.withdraw()
+
+
+def test_no_template_waits_if_somebody_listens_at_the_port_for_the_server() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        with early.early_template({}, port):
+            assert early._waiting
+        taken.listen()
+        with early.early_template({}, port):
+            assert not early._waiting

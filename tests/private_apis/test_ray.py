@@ -6,6 +6,7 @@ import importlib
 import inspect
 import os
 import re
+import select
 import shutil
 import signal
 import subprocess
@@ -284,6 +285,9 @@ PRETENDED_COPIES = {
     "ray/_private/workers/default_worker.py": """
 import gc, os, sys
 import ray
+if __name__ == "imported" and "NOTES" in os.environ:
+    with open(os.environ["NOTES"], "w") as notes:
+        notes.write(" ".join(os.environ[name] for name in ("RAY_JOB_ID", "RAY_RAYLET_PID", "SPT_NOENV")))
 if __name__ == "__main__":
     print(os.environ["RAY_JOB_ID"], sys.argv[1:], sys.orig_argv[2:3], gc.isenabled(), flush=True)
 """,
@@ -327,12 +331,43 @@ def test_a_machines_process_is_a_copy_of_the_template(
     template.end()
 
 
+def test_a_template_that_expects_own_workers_imports_ray_before_the_first_asks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, PRETENDED_COPIES)
+    os.mkfifo(tmp_path / "notes")
+    notes = os.open(tmp_path / "notes", os.O_RDWR | os.O_NONBLOCK)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    monkeypatch.setenv("NOTES", str(tmp_path / "notes"))
+    monkeypatch.setenv("RAY_RAYLET_PID", "4")
+    template = ray_worker.WorkerTemplate({}, own_workers=True)
+    try:
+        template.listen(tmp_path / "template")
+        template.expect(4)
+        assert select.select([notes], [], [], 60)[0]
+        assert os.read(notes, 100) == b"01000000 4 1"
+        monkeypatch.setenv(ray_worker.SOCKET_VARIABLE, str(tmp_path / "template"))
+        asked = [sys.executable, "-I", "-S", ray_worker.__file__, "a word"]
+        done = []
+        for job in (ray_worker.FIRST_JOB, "02000000"):
+            monkeypatch.setenv("RAY_JOB_ID", job)
+            done.append(subprocess.run(asked, capture_output=True, text=True, timeout=60, check=True).stdout)
+    finally:
+        template.end()
+        os.close(notes)
+    assert done == [
+        "01000000 ['a word'] ['--template'] False\n",
+        "02000000 ['a word'] ['a word'] False\n",
+    ]
+
+
 def test_a_request_for_a_copy_keeps_environment_and_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["worker", "--a=1", "", "two words", os.fsdecode(b"\xff=")])
     monkeypatch.setenv("EMPTY", "")
     monkeypatch.setenv("EQUALS", "a=b\nc")
     monkeypatch.setitem(os.environ, "NO_TEXT", os.fsdecode(b"\xfe"))
-    whole = ray_worker._request()
+    whole = ray_worker._request(os.environ, sys.argv[1:])
     assert ray_worker._read_request(whole) == (dict(os.environ), sys.argv[1:])
     for end in range(len(whole)):
         with pytest.raises(ValueError, match="no whole request"):

@@ -27,13 +27,13 @@ from podrun.partition.machines.ray_starts import (
     machines_per_process,
     own_machines_per_process,
 )
+from podrun.partition.machines.ray_template import LOOPBACK
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
 
 log = logging.getLogger("podrun.partition")
 
-LOOPBACK = "127.0.0.1"
 CPU_SHARE = 0.001
 """CPUs that an actor reserves: little, since machines mostly wait and share the CPUs of the host."""
 

@@ -88,33 +88,65 @@ class RayMachinePool(MachinePool):
         self._watches_keeper = False
         self._taken_over: frozenset[str] | None = None
         self._closing, self._ray_is_closed = threading.Event(), False
+        self._ray_is_imported = threading.Event()
+        self._early_error: Exception | None = None
 
     def open(self, on_lost: OnLost, lease: Lease = NO_LEASE) -> None:
         """Prepare the pool. Ray itself starts with the first machine."""
         super().open(on_lost, lease)
         self._list = MachineList(runtime_directory(), lease.pod)
 
+    def begin(self) -> None:
+        """Start a private Ray in a thread before the first machine is asked for. Returns once Ray is imported: what it
+        then waits for, its processes, leaves the core to the caller. An error is raised by whoever needs Ray first.
+        """
+
+        def start() -> None:
+            try:
+                with contextlib.suppress(ServiceError), self._using_ray(), self._session_lock:
+                    try:
+                        self._usable_session()
+                    except Exception as error:
+                        self._early_error = error
+            finally:
+                self._ray_is_imported.set()
+
+        threading.Thread(target=start, name="podrun-ray-begin", daemon=True).start()
+        self._ray_is_imported.wait()
+
     @property
     def session(self) -> RaySession:
         """The pool's Ray; started if it does not run. Raises ServiceError once the pool has ended it."""
         with self._session_lock:
-            if self._ray_is_closed:
-                raise ServiceError(_IS_CLOSED)
-            if self._session is not None:
-                self._session.head.check()
-            if self._session is not None and not self._session.alive:
-                # Something else ended Ray, and its machines with it. Restarted machines get a new one.
-                self._session.close()
-                self._session = None
-                self.places.forget_groups()
-            if self._session is None:
-                kept = None
-                if self.keeper is not None and self.lease.epoch:
-                    kept = self.keeper.ensure()
-                    self._watch_keeper(self.keeper)
-                self._session = RaySession(self._address, keeper=kept, wanted=lambda: not self._closed)
-                self._on_session(self._session)
-            return self._session
+            if self._early_error is not None:
+                error, self._early_error = self._early_error, None
+                raise error
+            return self._usable_session()
+
+    def _usable_session(self) -> RaySession:
+        """See `session`. Called with its lock."""
+        if self._ray_is_closed:
+            raise ServiceError(_IS_CLOSED)
+        if self._session is not None:
+            self._session.head.check()
+        if self._session is not None and not self._session.alive:
+            # Something else ended Ray, and its machines with it. Restarted machines get a new one.
+            self._session.close()
+            self._session = None
+            self.places.forget_groups()
+        if self._session is None:
+            kept = None
+            if self.keeper is not None and self.lease.epoch:
+                kept = self.keeper.ensure()
+                self._watch_keeper(self.keeper)
+            self._session = RaySession(
+                self._address,
+                keeper=kept,
+                on_import=self._ray_is_imported.set,
+                wanted=lambda: not self._closed,
+            )
+            self._on_session(self._session)
+        return self._session
 
     def close(self, *, leave: bool = False) -> None:
         """See `MachinePool.close`."""

@@ -55,13 +55,14 @@ _one_at_a_time = threading.Lock()
 """Two threads (for machines, and for hosts of instances) may start the same Ray cluster at the same moment."""
 SLOW_SECONDS = 10.0
 """A start of Ray that fails after this long was too slow: Ray gives its parts 15 and 30 s."""
-Parts = Callable[[], AbstractContextManager[None]]
-"""Makes a context in which Ray starts only certain parts."""
+Parts = Callable[[Callable[[int], None]], AbstractContextManager[object]]
+"""Makes a context in which Ray starts only certain parts, and perhaps tells the raylet's process id."""
 
 
 class RaySession:
     """Ray, started or joined by this process. ``processes`` and ``directory`` must not outlive it. ``wanted``: whether
-    a second attempt to start it is still useful. ``keeper``: the process that holds the private Ray to join."""
+    a second attempt to start it is still useful. ``keeper``: the process that holds the private Ray to join.
+    ``on_import`` is called once Ray is imported for a private one, before it starts."""
 
     def __init__(
         self,
@@ -69,11 +70,12 @@ class RaySession:
         *,
         num_cpus: int | None = None,
         keeper: ServiceEntry | None = None,
+        on_import: Callable[[], None] = lambda: None,
         wanted: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.address = address = keeper.address if keeper is not None else address
-        self._keeper = keeper
+        self._keeper, self._on_import = keeper, on_import
         self._wanted, self._clock = wanted, clock
         self.directory: Path | None = None
         self.token_file = ""
@@ -241,8 +243,9 @@ class RaySession:
         self._template.listen(self.directory / SOCKET)
         with without_garbage_collection():
             self.ray = import_ray()
+        self._on_import()
         try:
-            with _quiet_ray(), parts(), _shielded_from_ctrl_c(), _keeping_sigterm():
+            with _quiet_ray(), parts(self._template.expect), _shielded_from_ctrl_c(), _keeping_sigterm():
                 self.ray.init(
                     address="local",
                     num_cpus=num_cpus,

@@ -12,9 +12,11 @@ from collections.abc import Iterator, Mapping
 
 from podrun.core.access import QUIET_GRPC
 from podrun.core.environment import IPUOF_VIPU_API_HOST, VIPU_CLI_API_HOST
+from podrun.partition.host.discovery import VIPU_SERVER, Registry, listens
 from podrun.partition.machines.ray_head import RECONNECT_SECONDS
 from podrun.private_apis.ray_worker import WorkerTemplate
 
+LOOPBACK = "127.0.0.1"
 HEAP_ENVIRONMENT = {
     # Machines that share a process share its heap, so one machine's piece reuses what another's freed, still cached.
     # By default glibc gives each thread a heap of its own, and cannot be told otherwise later.
@@ -52,10 +54,12 @@ _waiting: list[WorkerTemplate] = []
 
 
 @contextlib.contextmanager
-def early_template(environ: Mapping[str, str]) -> Iterator[None]:
-    """A template starts now, unless a V-IPU server seems to run; one that is not taken over ends with the context."""
-    if _no_server(environ):
-        _waiting.append(_new_template())
+def early_template(environ: Mapping[str, str], port: int | None = None) -> Iterator[None]:
+    """A template starts now, unless a V-IPU server seems to run; one that is not taken over ends with the context.
+    ``port``: of this host, where the launch's server will listen. Who listens there is that server, or in its way.
+    """
+    if _no_server(environ) and (port is None or not listens(f"{LOOPBACK}:{port}")):
+        _waiting.append(_new_template(own_workers=True))
     try:
         yield
     finally:
@@ -76,13 +80,11 @@ def end_early_template() -> None:
         _waiting.pop().end()
 
 
-def _new_template() -> WorkerTemplate:
-    return WorkerTemplate(HEAP_ENVIRONMENT | QUIET_GRPC)
+def _new_template(*, own_workers: bool = False) -> WorkerTemplate:
+    return WorkerTemplate(HEAP_ENVIRONMENT | QUIET_GRPC, own_workers=own_workers)
 
 
 def _no_server(environ: Mapping[str, str]) -> bool:
-    from podrun.partition.host.discovery import VIPU_SERVER, Registry
-
     if any(environ.get(name) for name in SERVER_VARIABLES):
         return False
     return all(entry.kind != VIPU_SERVER for entry in Registry().entries())
