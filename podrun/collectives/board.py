@@ -44,7 +44,7 @@ _TABLE_BYTES = 4 * 1024 * 1024  # pages of a memfd exist only once they are writ
 _PATIENCE = 10.0  # seconds
 _ABSENT, _JOINED, _LEFT = 0, 1, 2
 _SPIN = 200e-6  # seconds of spinning: longer than a sleeping core takes to wake
-_FIRST_SLICE, _LAST_SLICE = 0.002, 0.05  # seconds of one slice of sleep; slices grow with the wait
+_SLICES = (0.002, 0.05)  # seconds of the first slice of sleep and of the longest; slices grow with the wait
 _CHECK_AFTER = 0.1  # seconds; where 64 ranks share a core, checking processes costs more than their work
 
 
@@ -71,6 +71,8 @@ class GroupBoard:
         self.patience = _PATIENCE
         """Most seconds that a rank waits for another to release the board's lock."""
         self.doorbell = Futex(address_of(region.map) + _DOORBELL)
+        self.more_doorbells: list[Futex] = []
+        """Others on which ranks sleep, which are rung too when this rank fails the group or leaves it."""
         view = memoryview(region.map)
         self._table_word = view[_TABLE_WORD : _TABLE_WORD + 8].cast("Q")
         at = _COLUMNS
@@ -166,13 +168,13 @@ class GroupBoard:
         doorbell: Futex,
         what: bytes,
         timeout: float,
-        first_slice: float = _FIRST_SLICE,
+        slices: tuple[float, float] = _SLICES,
     ) -> None:
         """Sleep on ``doorbell`` until ``ready()``. Raises the error that ended the group, if it has failed.
 
         ``missing()`` gives the ranks that are waited for. If one of them is dead, has left, or is late beyond the
-        timeout, the group ends with an error that names it. ``first_slice``: seconds after which it looks by itself
-        for the first time, at most `_LAST_SLICE`; then it sleeps for as long as it has waited, up to that.
+        timeout, the group ends with an error that names it. ``slices``: seconds after which it looks by itself for the
+        first time, and the longest; between these it sleeps for as long as it has waited.
         """
         began = now = time.monotonic()
         next_check = began + min(_CHECK_AFTER, timeout)
@@ -182,10 +184,10 @@ class GroupBoard:
             self.check()
             if ready():
                 return
-            doorbell.wait(seen, min(max(now - began, first_slice), _LAST_SLICE))
+            doorbell.wait(seen, min(max(now - began, slices[0]), slices[1]))
             now = time.monotonic()
             if now >= next_check:
-                next_check = now + _LAST_SLICE
+                next_check = now + slices[1]
                 self._check_missing(ready, missing(), what, now - began, timeout)
 
     def ring(self, barrier: int) -> None:
@@ -289,8 +291,9 @@ class GroupBoard:
         raise InternalError("a group failed without an error")
 
     def _wake_all(self) -> None:
-        self.doorbell.value = self.doorbell.value ^ 0x80000000
-        self.doorbell.wake()
+        for doorbell in (self.doorbell, *self.more_doorbells):
+            doorbell.value ^= 0x80000000
+            doorbell.wake()
 
     # --- Arenas ---------------------------------------------------------------------------------------------
 

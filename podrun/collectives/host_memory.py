@@ -5,12 +5,14 @@ there. A rank that requests other memory under the same name ends the group with
 
 A channel is a one-way pipe between two ranks: a ring of bytes in a region of its own. The sender moves the head and the
 receiver the tail; each is written by one side only, after that side has copied (with a fence where the processor needs
-one). A message is a header (tag, size, dtype) and its bytes. Messages longer than the ring stream through it. A send
-returns when its bytes are in the ring, so a sender may run ahead by the size of the ring.
+one). A message is a header (tag, size, dtype) and its bytes, which may begin with a *preface*: bytes that say what
+follows, read together with the header. Messages longer than the ring stream through it. A send returns when its bytes
+are in the ring, so a sender may run ahead by the size of the ring.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import struct
 from collections.abc import Callable
@@ -170,10 +172,18 @@ def _mapped(region: SharedRegion, text: str, dtype: str, size: int) -> MappedAre
 RING_BYTES = 8 * 1024 * 1024
 """Size of a ring in bytes. The kernel provides its pages as they are used."""
 _HEAD, _TAIL, _DATA_DOORBELL, _SPACE_DOORBELL, _BYTES = 0, 64, 128, 192, 4096
+_PATIENT_SLICE = 0.25
+"""Seconds after which a patient end looks whether the other process lives. Nothing else has to be looked for: an error
+or an end of the group rings."""
 HEADER = struct.Struct("<qQ32s")
 """Tag, size of the payload in bytes, and its dtype, which the receiver checks."""
 
 ByteView = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+@functools.lru_cache(1024)
+def _send_label(what: str, dest: int, tag: int) -> bytes:
+    return label(f"send({what}, to rank {dest}, tag {tag})")
 
 
 def channel_bytes() -> int:
@@ -183,7 +193,7 @@ def channel_bytes() -> int:
 
 class MessageChannel:
     """One end of the pipe from rank ``source`` to rank ``dest``. ``patient``: it sleeps at once where it waits, for as
-    long as a check of the group allows.
+    long as `_PATIENT_SLICE` allows.
     """
 
     def __init__(self, region: SharedRegion, board: GroupBoard, source: int, dest: int) -> None:
@@ -197,6 +207,7 @@ class MessageChannel:
         )
         self._ring: ByteView = np.frombuffer(region.map, np.uint8, RING_BYTES, _BYTES)
         self._board, self._source, self._dest = board, source, dest
+        board.more_doorbells += (self._data_doorbell, self._space_doorbell)
         self.patient = False
 
     @property
@@ -204,16 +215,14 @@ class MessageChannel:
         """How often the receiver was woken."""
         return self._data_doorbell.value
 
-    def send(
-        self, tag: int, what: str, payload: ByteView, timeout: float, *, more_follows: bool = False
-    ) -> None:
-        """Send a message. Waits at most ``timeout`` seconds at a time while the ring is full. ``more_follows``: another
-        message is sent at once, so a sleeping receiver may be woken by that.
-        """
-        reason = label(f"send({what}, to rank {self._dest}, tag {tag})")
-        header = np.frombuffer(HEADER.pack(tag, payload.size, what.encode()[:32]), np.uint8)
-        self._put(header, reason, timeout, rings=not payload.size and not more_follows)
-        self._put(payload, reason, timeout, rings=not more_follows)
+    def send(self, tag: int, what: str, payload: ByteView, timeout: float, *, preface: bytes = b"") -> None:
+        """Send a message: ``preface``, then ``payload``. Waits at most ``timeout`` seconds at a time while the ring is
+        full."""
+        reason = _send_label(what, self._dest, tag)
+        header = HEADER.pack(tag, len(preface) + payload.size, what.encode()[:32]) + preface
+        self._put(np.frombuffer(header, np.uint8), reason, timeout, rings=not payload.size)
+        if payload.size:
+            self._put(payload, reason, timeout, rings=True)
 
     def receive_header(self, reason: bytes, timeout: float) -> tuple[int, int, str]:
         """Tag, size in bytes and dtype of the next message; call `receive_into` next for its bytes."""
@@ -221,6 +230,16 @@ class MessageChannel:
         self._take(raw, reason, timeout)
         tag, nbytes, what = HEADER.unpack(raw.tobytes())
         return tag, nbytes, what.rstrip(b"\0").decode(errors="replace")
+
+    def receive_preface(self, size: int, reason: bytes, timeout: float) -> tuple[bytes, int]:
+        """The first ``size`` bytes of the next message, which has as many, and how many are left for `receive_into`."""
+        raw = np.empty(HEADER.size + size, np.uint8)
+        self._take(raw, reason, timeout, rings=False)
+        read = raw.tobytes()
+        left = HEADER.unpack_from(read)[1] - size
+        if not left:
+            self._ring_doorbell(self._space_doorbell)
+        return read[HEADER.size :], left
 
     def receive_into(self, out: ByteView, reason: bytes, timeout: float) -> None:
         """Receive the bytes of the message whose header was received."""
@@ -242,7 +261,8 @@ class MessageChannel:
             if rings and done == data.size:
                 self._ring_doorbell(self._data_doorbell)
 
-    def _take(self, out: ByteView, reason: bytes, timeout: float) -> None:
+    def _take(self, out: ByteView, reason: bytes, timeout: float, *, rings: bool = True) -> None:
+        """``rings``: wake the sender at the end. It is woken in any case before this takes more."""
         done = 0
         while done < out.size:
             waiting = self._await(self._waiting, self._source, self._data_doorbell, reason, timeout)
@@ -251,8 +271,9 @@ class MessageChannel:
             count = min(out.size - done, waiting, RING_BYTES - at)
             out[done : done + count] = self._ring[at : at + count]
             self._move(self._tail, tail + count)
-            self._ring_doorbell(self._space_doorbell)
             done += count
+            if rings or done < out.size:
+                self._ring_doorbell(self._space_doorbell)
 
     def _space(self) -> int:
         return RING_BYTES - (self._head[0] - self._tail[0])
@@ -279,8 +300,9 @@ class MessageChannel:
         if not count:
             self._board.check()
             if self.patient:
+                slices = (_PATIENT_SLICE, _PATIENT_SLICE)
                 self._board.sleep_until(
-                    lambda: ready() > 0, lambda: [peer], doorbell, reason, timeout, first_slice=timeout
+                    lambda: ready() > 0, lambda: [peer], doorbell, reason, timeout, slices=slices
                 )
             else:
                 self._board.wait_until(lambda: ready() > 0, lambda: [peer], doorbell, reason, timeout)

@@ -8,6 +8,7 @@ all-gather of a shared arena is one barrier and no copy.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -307,12 +308,24 @@ class SharedMemoryGroup:
             text = self._pattern_labels[pattern] = label(pattern.text)
         return text
 
-    def send(self, array: Array, dest: int, tag: int = 0, *, more_follows: bool = False) -> None:
-        """``more_follows``: the next call is another `send` to ``dest``, which may be what wakes the receiver."""
+    def send(self, array: Array, dest: int, tag: int = 0, *, preface: bytes = b"") -> None:
+        """``preface``: bytes before the array, in one message with it, for `receive_preface`."""
         check_peer(self._rank, self._size, dest, "send to")
         self.message_channel(self._rank, dest).send(
-            tag, array.dtype.name, as_bytes(array), self._timeout, more_follows=more_follows
+            tag, array.dtype.name, as_bytes(array), self._timeout, preface=preface
         )
+
+    def receive_preface(self, source: int, size: int) -> tuple[bytes, int]:
+        """The preface of the next message, of ``size`` bytes, and the size of its array in bytes; call `receive_rest`
+        next, unless that is 0. Not together with `receive` from the same rank.
+        """
+        reason, channel = _rest_label(source), self.message_channel(source, self._rank)
+        return channel.receive_preface(size, reason, self._timeout)
+
+    def receive_rest(self, out: Array, source: int) -> None:
+        """Receive the array of the message whose preface was received, into memory of its size."""
+        channel = self.message_channel(source, self._rank)
+        channel.receive_into(as_bytes(out), _rest_label(source), self._timeout)
 
     def receive(self, out: Array, source: int, tag: int = 0) -> None:
         check_peer(self._rank, self._size, source, "receive from")
@@ -373,6 +386,11 @@ class SharedMemoryGroup:
         if text is None:
             text = self._labels[operation, arena] = label(f"{operation}({arena!r}: {mapped.text})")
         self._board.arrive_and_wait(text, self._timeout)
+
+
+@functools.lru_cache(1024)
+def _rest_label(source: int) -> bytes:
+    return label(f"receive(a message, from rank {source})")
 
 
 def _make_room(cache: dict[Any, Any]) -> None:

@@ -177,34 +177,33 @@ def test_a_message_larger_than_the_ring_streams_through() -> None:
         assert on_all(groups, work) == [True, True]
 
 
-def test_a_message_that_another_follows_wakes_nobody() -> None:
-    """The receiver is woken by the second one, and where the sender has to wait for room before."""
-    small, large = np.arange(40, dtype=np.uint8), np.arange(RING_BYTES // 4 * 3 + 5, dtype=np.float32)
+def test_a_preface_and_its_array_are_one_message_that_wakes_once() -> None:
+    """A sender that has to wait for room may wake the receiver before."""
+    preface, large = bytes(range(40)), np.arange(RING_BYTES // 4 * 3 + 5, dtype=np.float32)
 
     def work(group: Group) -> list[int]:
         assert isinstance(group, SharedMemoryGroup)
         group.patient = True
         rings = []
-        for payload in (small, large):
+        for payload in (large[:0], large[:40], large):
             before = group.message_channel(0, 1).rings
             group.barrier()
             if group.rank == 0:
-                group.send(small, 1, more_follows=True)
-                group.send(payload, 1)
+                group.send(payload, 1, preface=preface)
             else:
-                first, second = np.empty_like(small), np.empty_like(payload)
-                group.receive(first, 0)
-                group.receive(second, 0)
-                assert np.array_equal(first, small)
-                assert np.array_equal(second, payload)
+                assert group.receive_preface(0, len(preface)) == (preface, payload.nbytes)
+                received = np.empty_like(payload)
+                if payload.size:
+                    group.receive_rest(received, 0)
+                assert np.array_equal(received, payload)
             group.barrier()
             rings.append(group.message_channel(0, 1).rings - before)
         return rings
 
     with ranks(2) as groups:
-        (short, long), other = on_all(groups, work)
-    assert [short, long] == other
-    assert short == 1
+        (alone, short, long), other = on_all(groups, work)
+    assert [alone, short, long] == other
+    assert (alone, short) == (1, 1)
     assert long >= 1
 
 

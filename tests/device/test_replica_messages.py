@@ -11,7 +11,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from podrun.collectives import RankLostError, RankMissingError
+from podrun.collectives import RankLostError, RankMissingError, host_memory
+from podrun.collectives.linux import Futex
 from podrun.collectives.rendezvous import in_process
 from podrun.core.error_codec import error_to_dict
 from podrun.core.errors import ApplicationRuntimeError, InternalError
@@ -189,3 +190,28 @@ def test_errors_of_a_part_name_machines_of_the_whole() -> None:
     assert with_program_ranks(RankLostError("who", rank=-1), RANKS).rank == -1  # type: ignore[attr-defined]
     other = ValueError()
     assert with_program_ranks(other, RANKS) is other
+
+
+def test_an_error_wakes_who_sleeps_for_a_message(
+    channels: tuple[ReplicaChannel, ReplicaChannel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a look in between: one would come after an hour."""
+    monkeypatch.setattr(host_memory, "_PATIENT_SLICE", 3600.0)
+    sleeps, wait, ended = threading.Event(), Futex.wait, []
+
+    def noted(self: Futex, seen: int, seconds: float) -> None:
+        sleeps.set()
+        wait(self, seen, seconds)
+
+    def receive() -> None:
+        with pytest.raises(ApplicationRuntimeError, match="chiller") as found:
+            channels[1].receive()
+        ended.append(found.value)
+
+    monkeypatch.setattr(Futex, "wait", noted)
+    receiver = threading.Thread(target=receive, daemon=True)
+    receiver.start()
+    assert sleeps.wait(20)
+    channels[0].group.abort(error_to_dict(ApplicationRuntimeError("the chiller stopped")))
+    receiver.join(20)
+    assert ended

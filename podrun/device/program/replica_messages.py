@@ -17,7 +17,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import lru_cache, partial
+from typing import Any
 
 import numpy as np
 
@@ -35,8 +36,23 @@ _HEADER = struct.Struct(f"<qqqq16s{MAX_AXES}q")
 _BATCH_DONE = -1
 """The tag of the message that says that the receiver has finished a batch."""
 
+_NOTHING = np.empty(0, np.uint8)
+
 Key = tuple[int, int, int]
 """From IPU, to IPU (of the replica), tag."""
+
+
+@lru_cache(4096)
+def _header_of(key: Key, dtype: str, shape: tuple[int, ...]) -> bytes:
+    """The header of a message, which is the same in every batch."""
+    return _HEADER.pack(*key, len(shape), dtype.encode(), *shape, *(0,) * (MAX_AXES - len(shape)))
+
+
+@lru_cache(4096)
+def _read_header(header: bytes) -> tuple[Key, np.dtype[Any], tuple[int, ...]]:
+    """What `_header_of` was given."""
+    source, dest, tag, axes, dtype, *shape = _HEADER.unpack(header)
+    return (source, dest, tag), numpy_dtype(dtype.rstrip(b"\0").decode() or "uint8"), tuple(shape[:axes])
 
 
 class MachineLost(RankLostError):
@@ -72,36 +88,42 @@ class ReplicaChannel:
         self._in_memory = group if isinstance(group, SharedMemoryGroup) else None
         if self._in_memory is not None:
             self._in_memory.patient = True  # A stage computes for longer than it takes to wake a thread.
+            for way in ((0, 1), (1, 0)):  # opened before any wait, so that an error wakes who waits
+                self._in_memory.message_channel(*way)
         self._threads = ThreadPoolExecutor(1, f"podrun-messages-{position}")
 
     def send(self, key: Key, array: Array) -> None:
         """Send an array. When this returns the caller may overwrite the array."""
         if array.ndim > MAX_AXES:
             raise InternalError(f"a message between machines has {array.ndim} axes, more than {MAX_AXES}")
-        shape = (*array.shape, *(0,) * (MAX_AXES - array.ndim))
-        header = _HEADER.pack(*key, array.ndim, array.dtype.name.encode(), *shape)
-        self._post(np.frombuffer(header, np.uint8), more_follows=array.size > 0)
-        if array.size:
-            self._post(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+        header = _header_of(key, array.dtype.name, array.shape)
+        self._post(header, np.ascontiguousarray(array).reshape(-1).view(np.uint8))
 
     def send_batch_done(self) -> None:
         """Tell the other machine that this one has finished a batch."""
-        self._post(np.frombuffer(_HEADER.pack(0, 0, _BATCH_DONE, 0, b"", *(0,) * MAX_AXES), np.uint8))
+        self._post(_header_of((0, 0, _BATCH_DONE), "", ()), _NOTHING)
 
     def receive(self) -> tuple[Key, Array | None]:
         """The next message; None in place of an array: the other machine has finished a batch."""
+        memory = self._in_memory
         try:
-            raw = np.empty(_HEADER.size, np.uint8)
-            self.group.receive(raw, self._other)
-            source, dest, tag, axes, dtype, *shape = _HEADER.unpack(raw.tobytes())
-            if tag == _BATCH_DONE:
-                return (source, dest, tag), None
-            array = aligned_empty(tuple(shape[:axes]), numpy_dtype(dtype.rstrip(b"\0").decode()))
-            if array.size:
+            if memory is not None:
+                header, _ = memory.receive_preface(self._other, _HEADER.size)
+            else:
+                raw = np.empty(_HEADER.size, np.uint8)
+                self.group.receive(raw, self._other)
+                header = raw.tobytes()
+            key, dtype, shape = _read_header(header)
+            if key[2] == _BATCH_DONE:
+                return key, None
+            array = aligned_empty(shape, dtype)
+            if array.size and memory is not None:
+                memory.receive_rest(array, self._other)
+            elif array.size:
                 self.group.receive(array.reshape(-1).view(np.uint8), self._other)
         except (RankLostError, RankMissingError) as error:
             raise with_program_ranks(error, self.ranks) from error
-        return (source, dest, tag), array
+        return key, array
 
     def in_background(self, work: Callable[[], None]) -> None:
         """Run a function in the channel's thread."""
@@ -112,11 +134,13 @@ class ReplicaChannel:
         self._threads.shutdown(wait=True)
         self.group.close()
 
-    def _post(self, data: Array, *, more_follows: bool = False) -> None:
+    def _post(self, header: bytes, data: Array) -> None:
         try:
             if self._in_memory is not None:
-                self._in_memory.send(data, self._other, more_follows=more_follows)
-            else:
+                self._in_memory.send(data, self._other, preface=header)
+                return
+            self.group.send(np.frombuffer(header, np.uint8), self._other)
+            if data.size:
                 self.group.send(data, self._other)
         except (RankLostError, RankMissingError) as error:
             raise with_program_ranks(error, self.ranks) from error
