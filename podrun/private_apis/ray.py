@@ -38,6 +38,7 @@ INIT_OPTIONS = ("_temp_dir", "_plasma_directory", "_node_ip_address")
 start, and says which it does not know."""
 PRIVATE_NAMES = (
     *(f"ray._private.node.Node.{name}" for name in (*SERVICES, "start_ray_processes", "get_gcs_client")),
+    "ray._private.ray_constants.RAY_DISABLE_FAILURE_SIGNAL_HANDLER",
     "ray._private.services.start_ray_process",
     "ray._private.utils.get_dashboard_dependency_error",
     "ray._private.utils.read_ray_address",
@@ -115,6 +116,7 @@ def import_ray() -> Any:
     import ray
 
     log_instead_of_printing()
+    leave_signals_alone()
     read_environment_again()
     return ray
 
@@ -148,6 +150,18 @@ def log_instead_of_printing() -> None:
 
     if hasattr(worker, "print_to_stdstream"):
         worker.print_to_stdstream = note
+
+
+def leave_signals_alone() -> None:
+    """Let Ray's core install no handlers of signals in this process.
+
+    Its handler of SIGTERM prints a stack trace if the signal comes while Ray starts, and the process aborts at its end.
+    Without the name that can happen; `RaySession` puts the handler of before back when Ray has started.
+    """
+    from ray._private import ray_constants
+
+    if hasattr(ray_constants, "RAY_DISABLE_FAILURE_SIGNAL_HANDLER"):
+        ray_constants.RAY_DISABLE_FAILURE_SIGNAL_HANDLER = True
 
 
 def log_nowhere(directory: str) -> None:
