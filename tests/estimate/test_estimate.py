@@ -518,12 +518,3 @@ def test_scripts_can_ask_whether_a_model_fits(tmp_path: Path, capsys: pytest.Cap
     assert "DOES NOT FIT" in told.out
     assert told.err == "hint: --scan tries layouts and lists those that fit.\n"
     assert main([str(path), "--train", *small, "--format", "json"]) == DOES_NOT_FIT
-
-
-def test_a_mistake_in_forward_names_the_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source = tmp_path / "net.py"
-    source.write_text(
-        "import torch\n\nclass Net(torch.nn.Module):\n    def forward(self, x):\n        return x.reshape(2, 7)\n"
-    )
-    assert main([f"{source}:Net", "--input", "2x8"]) == 2
-    assert f"{source}:5" in capsys.readouterr().err

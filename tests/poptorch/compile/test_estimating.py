@@ -98,3 +98,12 @@ def test_a_program_without_such_a_model_says_which_there_is(tmp_path: Path, caps
     (tmp_path / "empty.py").write_text("import poptorch\n")
     assert main([str(tmp_path / "empty.py"), "--train"]) == 2
     assert "compiles no poptorch.trainingModel" in capsys.readouterr().err
+
+
+def test_a_mistake_in_forward_names_the_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = tmp_path / "net.py"
+    source.write_text(
+        "import torch\n\nclass Net(torch.nn.Module):\n    def forward(self, x):\n        return x.reshape(2, 7)\n"
+    )
+    assert main([f"{source}:Net", "--input", "2x8"]) == 2
+    assert f"{source}:5" in capsys.readouterr().err
