@@ -10,12 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podrun.compiler.compile import compile_program
+from podrun.compiler.compile import compile_program, model_program
 from podrun.compiler.program import AnchorSpec, InputSpec, ParameterSpec, Program, tap
 from podrun.core.executable import Executable, TensorSpec
 
 RATE = "learningRate___default___FLOAT"
 _COMPILED: dict[int, tuple[Program, Executable]] = {}
+_MODELLED: dict[int, tuple[Program, dict[str, Any]]] = {}
 
 
 def compiled(program: Program) -> Executable:
@@ -23,6 +24,13 @@ def compiled(program: Program) -> Executable:
     if id(program) not in _COMPILED:
         _COMPILED[id(program)] = program, compile_program(program)
     return _COMPILED[id(program)][1]
+
+
+def modelled(program: Program) -> dict[str, Any]:
+    """The tile report of the Program as `compiled` has it (``test_cost.py`` holds that), but not compiled; once for each."""
+    if id(program) not in _MODELLED:
+        _MODELLED[id(program)] = program, model_program(program)
+    return _MODELLED[id(program)][1]
 
 
 @dataclass(frozen=True)

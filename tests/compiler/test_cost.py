@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from podrun.compiler.compile import CompileOptions, compile_program
-from podrun.compiler.program import AnchorSpec, Beside, Transfers
+from podrun.compiler.compile import CompileOptions, compile_program, model_program
+from podrun.compiler.program import AnchorSpec, Beside, Program, Transfers
 from podrun.core.errors import InvalidOptionError
 from podrun.costmodel.exchange import neighbour_seconds
 from podrun.costmodel.target import chip
@@ -18,8 +18,9 @@ from .programs import Clipped, Sgd, mlp
 from .test_sharding import chain
 
 
-def report(program: Any, target: str = "gc200", **options: Any) -> dict[str, Any]:
-    return dict(compile_program(program, target=target, options=CompileOptions(**options)).tile_report)
+def report(program: Program, target: str = "gc200") -> dict[str, Any]:
+    """As compiling gives it, which `test_folding_does_not_enter_the_model` and the next one hold."""
+    return model_program(program, target=target)
 
 
 def test_the_hosts_data_take_time_where_a_program_arranges_it_and_hide_behind_micro_batches() -> None:
@@ -55,7 +56,14 @@ def test_micro_batches_cost_alike_and_the_update_once() -> None:
 
 def test_folding_does_not_enter_the_model() -> None:
     program = mlp(replicas=16, accumulation_factor=4)
-    assert report(program) == report(program, chunk_bytes=1)
+    small = compile_program(program, options=CompileOptions(chunk_bytes=1))
+    assert report(program) == compile_program(program).tile_report == small.tile_report
+
+
+def test_a_compiled_pipeline_has_the_report_of_the_model() -> None:
+    program = chain([0, 1, 2], accumulation_factor=2, replicas=2, pipelined=True)
+    for target in ("gc200", "bow"):
+        assert report(program, target) == compile_program(program, target=target).tile_report
 
 
 @pytest.mark.slow
@@ -95,9 +103,7 @@ def test_unknown_targets_are_refused() -> None:
 def test_clipping_by_a_norm_costs_its_sums_and_a_round_trip(places: list[int], ipus: int) -> None:
     """On each IPU the norm's part and the factor; between machines of a replica as between IPUs of one."""
     plain, clipped = (
-        compile_program(chain(places, ipus=ipus, accumulation_factor=2, update=update)).tile_report["step"][
-            "seconds_by_cause"
-        ]
+        report(chain(places, ipus=ipus, accumulation_factor=2, update=update))["step"]["seconds_by_cause"]
         for update in (Sgd(), Clipped())
     )
     assert clipped["update"] > plain["update"]

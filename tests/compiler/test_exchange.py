@@ -15,7 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from podrun.compiler import extra_state
-from podrun.compiler.compile import CompileOptions, compile_program
+from podrun.compiler.compile import CompileOptions, compile_program, model_program
 from podrun.compiler.model_collectives import Combination, all_gather, all_reduce, reduce_scatter
 from podrun.compiler.program import AnchorSpec, InputSpec, ParameterSpec, Program, tap
 from podrun.core.errors import UnsupportedError, UsageError
@@ -467,7 +467,7 @@ def test_collectives_take_modelled_time() -> None:
     groups = GROUPS["all"](16)
     causes = []
     for function in (lambda v: v + 1, lambda v: all_reduce(v, Combination.ADD, groups) + 1):
-        report = compile_program(forward_only(function, 16)).tile_report
+        report = model_program(forward_only(function, 16))
         causes.append(report["step"]["seconds_by_cause"])
     assert causes[0].get("collectives", 0.0) == 0.0
     assert causes[1]["collectives"] > 1e-6

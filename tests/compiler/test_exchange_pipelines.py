@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podrun.compiler.compile import compile_program
+from podrun.compiler.compile import compile_program, model_program
 from podrun.compiler.model_collectives import Combination, all_reduce
 from podrun.compiler.program import AnchorSpec, InputSpec, ParameterSpec, Program, tap
 from podrun.core.executable import AllGather, Send, TensorSpec
@@ -244,7 +244,7 @@ def test_stages_have_their_collectives_side_by_side() -> None:
     causes = []
     for pipelined in (False, True):
         program = replace(spanning(2, (0, 1), 2, pipelined), accumulation_factor=32)
-        step = compile_program(program).tile_report["step"]
+        step = model_program(program)["step"]
         assert step["seconds"] == pytest.approx(sum(step["seconds_by_cause"].values()))
         causes.append(step["seconds_by_cause"]["collectives"])
     in_turn, overlapped = causes

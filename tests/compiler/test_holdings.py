@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from podrun.compiler.compile import compile_program
+from podrun.compiler.compile import model_program
 from podrun.compiler.program import AnchorSpec, InputSpec, Locations, ParameterSpec, Program
 from podrun.core.errors import GraphMemoryAllocationError
 from podrun.core.executable import TensorSpec
@@ -23,8 +23,8 @@ from .test_sharding import chain
 
 
 def held(program: Program) -> dict[int, Mapping[str, Any]]:
-    """The memory section of each IPU of a compiled program."""
-    return {entry["ipu"]: entry["memory"] for entry in compile_program(program).tile_report["ipus"]}
+    """The memory section of each IPU of a program."""
+    return {entry["ipu"]: entry["memory"] for entry in model_program(program)["ipus"]}
 
 
 def scaled(elements: int, **fields: Any) -> Program:
@@ -91,7 +91,7 @@ ELEMENTS = 48_000_000
 
 def test_state_that_does_not_fit_is_named_and_fits_off_chip_or_sharded() -> None:
     with pytest.raises(GraphMemoryAllocationError) as caught:
-        check_report_fits(compile_program(scaled(ELEMENTS)).tile_report)
+        check_report_fits(model_program(scaled(ELEMENTS)))
     stem = re.match(r"Out of memory on tile (\d+): (\d+) bytes used, 638976 available", str(caught.value))
     assert stem
     assert int(stem[2]) > 638976
@@ -102,11 +102,11 @@ def test_state_that_does_not_fit_is_named_and_fits_off_chip_or_sharded() -> None
     assert "keep optimizer state off chip" in caught.value.hint
     for place in (Location(off_chip=True, shards=4), Location(shards=4)):
         program = scaled(ELEMENTS, locations=Locations(optimizer_state=place))
-        check_report_fits(compile_program(program).tile_report)
+        check_report_fits(model_program(program))
 
 
 def test_advice_is_what_the_model_says_of_the_changed_program() -> None:
-    report = compile_program(scaled(ELEMENTS)).tile_report
+    report = model_program(scaled(ELEMENTS))
     promised = {entry["what"]: entry["max_tile_bytes"] for entry in report["remedies"]}
     places = {
         "shard optimizer state over replicas": Locations(optimizer_state=Location(shards=4)),
@@ -115,16 +115,16 @@ def test_advice_is_what_the_model_says_of_the_changed_program() -> None:
         "keep weights off chip": Locations(weights=Location(off_chip=True)),
     }
     for what, where in places.items():
-        (entry,) = compile_program(scaled(ELEMENTS, locations=where)).tile_report["ipus"]
+        (entry,) = model_program(scaled(ELEMENTS, locations=where))["ipus"]
         assert entry["memory"]["fits"] == (what in promised), what
         assert promised.get(what, entry["memory"]["max_tile_bytes"]) == entry["memory"]["max_tile_bytes"]
-    assert "remedies" not in compile_program(scaled(1000)).tile_report
+    assert "remedies" not in model_program(scaled(1000))
 
 
 def test_where_no_setting_helps_none_is_advised() -> None:
     """A weight and its gradient exceed the IPU: the update needs both there."""
     with pytest.raises(GraphMemoryAllocationError) as caught:
-        check_report_fits(compile_program(scaled(400_000_000, accumulation_factor=1)).tile_report)
+        check_report_fits(model_program(scaled(400_000_000, accumulation_factor=1)))
     assert caught.value.hint is not None
     assert caught.value.hint.startswith("No setting makes it fit: 'w' with its gradient")
     for useless in ("availableMemoryProportion", "off chip", "micro-batch", "pipeline"):

@@ -19,7 +19,7 @@ from podrun.costmodel.target import chip
 from podrun.device.program.buffers import Buffers
 
 from ..collectives.collective_ranks import on_all, ranks
-from .programs import Adam, compiled, inputs_for, mlp, weights_for
+from .programs import Adam, compiled, inputs_for, mlp, modelled, weights_for
 from .reference_interpreter import Pod
 from .test_groups import CONSECUTIVE, group_of, grouped
 
@@ -35,11 +35,11 @@ def network(replicas: int = 16, accumulation: int = 4, **where: Any) -> Program:
 
 
 def causes(program: Program) -> dict[str, float]:
-    return dict(compiled(program).tile_report["step"]["seconds_by_cause"])
+    return dict(modelled(program)["step"]["seconds_by_cause"])
 
 
 def by_content(program: Program) -> dict[str, int]:
-    entry = compiled(program).tile_report["ipus"][0]
+    entry = modelled(program)["ipus"][0]
     return dict(entry["memory"]["by_content"])
 
 
@@ -101,7 +101,7 @@ def test_sharded_weights_are_gathered_for_each_micro_batch_and_gradients_only_sc
 
 
 def test_a_gathered_weight_is_there_whole_while_it_is_used() -> None:
-    entry = compiled(network(weights=CUT)).tile_report["ipus"][0]["memory"]
+    entry = modelled(network(weights=CUT))["ipus"][0]["memory"]
     visiting = {item["scope"]: item["bytes"] for item in entry["largest"]}.get("weight")
     assert visiting == 256 * 512 * 4 - 256 * 512 * 4 // 16
 

@@ -16,7 +16,7 @@ from podrun.compiler.compile import CompileOptions, compile_program
 from podrun.compiler.program import AnchorSpec, Program
 
 from .oracle import train
-from .programs import Adam, Momentum, NormScaled, Sgd, convolution, inputs_for, mlp, weights_for
+from .programs import Adam, Momentum, NormScaled, Sgd, compiled, convolution, inputs_for, mlp, weights_for
 from .reference_interpreter import Pod
 
 BATCHES = 3
@@ -25,7 +25,7 @@ BATCHES = 3
 def run(
     program: Program, options: CompileOptions | None = None, batches: int = BATCHES
 ) -> tuple[Pod, dict[str, Any]]:
-    pod = Pod(compile_program(program, options=options))
+    pod = Pod(compiled(program) if options is None else compile_program(program, options=options))
     pod.write_variables(weights_for(program))
     return pod, pod.run(batches, inputs_for(program, batches))
 
@@ -66,8 +66,7 @@ def test_accumulation_in_chunks(accumulation: int) -> None:
     whole = compile_program(program)
     assert next(iter(whole.computations)) == f"micro_batches.{accumulation}"
     tight = CompileOptions(chunk_bytes=2000)
-    assert "clear" in compile_program(program, options=tight).computations
-    assert_equal_training(program, tight)
+    assert "clear" in assert_equal_training(program, tight).executable.computations
 
 
 def test_a_convolution_trains_as_the_reference() -> None:
@@ -101,7 +100,7 @@ def test_streamed_loss_scaling() -> None:
 
 def test_half_precision_weights_accumulate_in_the_declared_type() -> None:
     program = mlp(dtype="float16", replicas=4, accumulation_factor=2, update=Sgd(accumulate_in="float32"))
-    executable = compile_program(program)
+    executable = compiled(program)
     assert {a.name: a.dtype for a in executable.arenas.values()} == {
         "weights.0": "float16",
         "gradients.0": "float32",

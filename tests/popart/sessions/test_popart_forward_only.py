@@ -13,6 +13,7 @@ BATCHES, ACCUMULATION = 2, 3
 
 
 def model(dropout=False, norm=False, settings=None):
+    """Two stages, the second with dropout or a normalization at its end."""
     builder = popart.Builder()
     random = np.random.default_rng(0)
     x = builder.addInputTensor("FLOAT", [2, 4], "x")
@@ -26,7 +27,7 @@ def model(dropout=False, norm=False, settings=None):
                 )
             )
             y = builder.aiOnnx.tanh([builder.aiOnnx.matmul([y, names[-1]])])
-            if dropout:
+            if dropout and stage == 1:
                 (y,) = builder.aiOnnx.dropout([y], 1, 0.5)
             if norm and stage == 1:
                 y = normalized(builder, y, settings)
@@ -100,7 +101,7 @@ def test_it_computes_with_the_weights_of_now_and_leaves_training_as_it_was(devic
 
 
 def test_it_drops_out_as_training_does_and_training_draws_on_from_there(device_of):
-    """Ones through identities: what is left of them shows the masks, which are new in each step."""
+    """Zeros of the last values show the masks, which are new in each step."""
     proto, x, y, loss, names = model(dropout=True)
     session = session_of(proto, y, loss, names, device_of(2))
     session.setRandomSeed(3)
