@@ -27,7 +27,7 @@ def compiled(program: Program) -> Executable:
 
 
 def modelled(program: Program) -> dict[str, Any]:
-    """The tile report of the Program as `compiled` has it (``test_cost.py`` holds that), but not compiled; once for each."""
+    """The tile report of the Program as `compiled` has it (as ``test_cost.py`` holds), not compiled; once for each."""
     if id(program) not in _MODELLED:
         _MODELLED[id(program)] = program, model_program(program)
     return _MODELLED[id(program)][1]

@@ -54,11 +54,11 @@ def options_for(module: MlirModule) -> dict[str, bool | int]:
 
 def _floats(op: MlirOperation, seen: dict[Any, str]) -> set[str]:
     """The floating-point types among the elements of an operation's results. ``seen``: the names of types' elements."""
-    found = set()
+    floats = set()
     for result in op.results:
         kind = result.type
         if kind not in seen:
             seen[kind] = str(getattr(kind, "element_type", kind))
         if seen[kind].startswith(("f", "bf")):
-            found.add(seen[kind])
-    return found
+            floats.add(seen[kind])
+    return floats
