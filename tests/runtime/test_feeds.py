@@ -95,13 +95,13 @@ def test_micro_batches_are_elements_of_their_own() -> None:
 def test_the_last_value_comes_once() -> None:
     network, seen = Network(rows=ROWS), dict[str, np.ndarray]()
     with (
-        TinySession(network.model(), ["tanh:3"], batches=2, returned=Returned(Retrieval.FINAL)) as final,
+        TinySession(network.model(), ["tanh:1"], batches=2, returned=Returned(Retrieval.FINAL)) as final,
         DataFeed({"x": element["x"]} for element in samples()) as feed,
     ):
         final.parts.batches.loop(5, feed, lambda name, value: seen.setdefault(name, value))
-        assert seen["tanh:3"].shape == (1, ROWS, 4)
-    with TinySession(network.model(), ["tanh:3"], batches=5) as every:
-        np.testing.assert_array_equal(every.run(x=joined(5)["x"])["tanh:3"][-1, 0], seen["tanh:3"])
+        assert seen["tanh:1"].shape == (1, ROWS, 4)
+    with TinySession(network.model(), ["tanh:1"], batches=5) as every:
+        np.testing.assert_array_equal(every.run(x=joined(5)["x"])["tanh:1"][-1, 0], seen["tanh:1"])
 
 
 def test_an_inference_pipeline_loops_over_what_it_was_compiled_for() -> None:
@@ -109,16 +109,16 @@ def test_an_inference_pipeline_loops_over_what_it_was_compiled_for() -> None:
     settings = network.settings(RunSettings(pipelined=True))
     results: list[np.ndarray] = []
     with (
-        TinySession(network.model(), ["tanh:3"], settings, batches=4, ipus=2) as pipeline,
+        TinySession(network.model(), ["tanh:1"], settings, batches=4, ipus=2) as pipeline,
         DataFeed({"x": element["x"]} for element in samples()) as feed,
     ):
         pipeline.parts.batches.loop(8, feed, lambda _, value: results.append(value))
         with pytest.raises(UsageError, match=r"compiled for 4 at a time"):
             pipeline.parts.batches.loop(6, feed)
     plain = replace(network, stages=1)
-    with TinySession(plain.model(), ["tanh:3"], batches=8) as one:
+    with TinySession(plain.model(), ["tanh:1"], batches=8) as one:
         np.testing.assert_allclose(
-            np.concatenate(results).ravel(), one.run(x=joined(8)["x"])["tanh:3"].ravel(), rtol=1e-6
+            np.concatenate(results).ravel(), one.run(x=joined(8)["x"])["tanh:1"].ravel(), rtol=1e-6
         )
 
 

@@ -50,7 +50,7 @@ def reference(network: Network) -> dict[str, np.ndarray]:
     [(2, 2), (8, 1), *(pytest.param(*way, marks=pytest.mark.slow) for way in [(1, 1), (2, 1), (1, 4)])],
 )
 def test_it_trains_as_numpy_does_and_all_replicas_agree(replicas: int, stages: int) -> None:
-    network = Network(rows=SAMPLES // replicas, stages=stages)
+    network = Network(layers=max(2, stages), rows=SAMPLES // replicas, stages=stages)
     with session(network, replicated(replicas)) as own:
         losses = own.run(**data(BATCHES * SAMPLES))["loss"].reshape(BATCHES, -1).sum(1)
         for name, value in reference(network).items():

@@ -220,8 +220,8 @@ class Network:
     ``rows``: samples of a micro-batch.
     """
 
-    layers: int = 4
-    rows: int = 2
+    layers: int = 2
+    rows: int = 4
     stages: int = 1
     noise: float = 0.0
     means: bool = False

@@ -12,7 +12,7 @@ from tests.runtime.tiny import Descent, Network, TinySession, data
 
 def main() -> None:
     """See the module docstring."""
-    network = Network(stages=2, means=True, noise=0.1)
+    network = Network(rows=2, stages=2, means=True, noise=0.1)
     settings = RunSettings(
         replicas=2,
         local_replicas=2,
