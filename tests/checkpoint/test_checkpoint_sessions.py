@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,15 @@ def model() -> tuple[bytes, str, str]:
     return builder.getModelProto(), x, loss
 
 
+def product() -> tuple[bytes, str, str]:
+    """A matrix product alone."""
+    builder = popart.Builder()
+    x = builder.addInputTensor(popart.TensorInfo("FLOAT", [2, 2]))
+    w = builder.addInitializedInputTensor(np.ones((2, 2), np.float32), "w")
+    loss = builder.aiGraphcore.l1loss([builder.aiOnnx.matmul([w, x])], 0.1)
+    return builder.getModelProto(), x, loss
+
+
 OPTIMIZERS = {
     "momentum": lambda: popart.SGD({"defaultLearningRate": (0.01, False), "defaultMomentum": (0.9, True)}),
     "adam": lambda: popart.Adam({"defaultLearningRate": (0.01, False)}),
@@ -50,8 +59,10 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def training(optimizer: str, compiled: Path) -> Iterator[Training]:
-    proto, x, loss = model()
+def training(
+    optimizer: str, compiled: Path, made: Callable[[], tuple[bytes, str, str]] = model
+) -> Iterator[Training]:
+    proto, x, loss = made()
     options = popart.SessionOptions()
     options.enableReplicatedGraphs, options.replicatedGraphCount = True, REPLICAS
     options.enableStochasticRounding = True
@@ -133,11 +144,11 @@ def test_resumed_training_gives_the_same_bits(optimizer: str, compiled: Path, tm
 
 
 def test_a_checkpoint_of_another_program_is_refused(compiled: Path, tmp_path: Path) -> None:
-    with training("adam", compiled) as first, Checkpoints(tmp_path / "checkpoints") as checkpoints:
+    with training("adam", compiled, product) as first, Checkpoints(tmp_path / "checkpoints") as checkpoints:
         checkpoints.save(first.session, 0)
     other = pytest.raises(popart.popart_exception, match="checkpoint is of another program: 'Accl")
     with (
-        training("momentum", compiled) as second,
+        training("momentum", compiled, product) as second,
         Checkpoints(tmp_path / "checkpoints") as checkpoints,
         other,
     ):

@@ -10,6 +10,7 @@ import pytest
 from podrun.core.errors import ApplicationRuntimeError, UnsupportedError, UsageError
 from podrun.runtime.graph import Model, VariableGroups
 from podrun.runtime.settings import RunSettings
+from tests.kept_programs import kept as kept
 from tests.runtime.tiny import Descent, Network, TinySession, data, gradients
 from tests.runtime.tiny_steps import with_own_step
 
@@ -78,6 +79,7 @@ def test_weights_go_to_the_host_and_back() -> None:
         np.testing.assert_array_equal(own.run(**inputs)["loss"], first)
 
 
+@pytest.mark.usefixtures("kept")
 def test_a_checkpoint_continues_to_the_bit() -> None:
     network = Network(rows=SAMPLES // 2)
     inputs = [data(BATCHES * SAMPLES, seed) for seed in range(2)]

@@ -17,6 +17,7 @@ from podrun.core.errors import UnimplementedError, UsageError
 from podrun.core.executable import Retrieval
 from podrun.runtime.device_program import fingerprint
 from podrun.runtime.settings import Recomputation, Returned, RunSettings
+from tests.kept_programs import kept as kept
 from tests.runtime.tiny import (
     FUNCTIONS,
     MOMENTUM,
@@ -198,6 +199,7 @@ def test_weights_and_rate_change_between_runs() -> None:
         np.testing.assert_allclose(session.run(**inputs)["loss"].item(), loss, rtol=1e-5)
 
 
+@pytest.mark.usefixtures("kept")
 def test_a_checkpoint_continues_to_the_bit() -> None:
     network = Network(rows=4, noise=0.1, means=True)
     inputs = [data(4, seed) for seed in range(3)]

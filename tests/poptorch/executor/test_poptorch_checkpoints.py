@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 
 from podrun import poptorch  # noqa: E402
 from podrun.checkpoint import Checkpoints  # noqa: E402
+from tests.kept_programs import kept as kept  # noqa: E402
 
 BATCHES, CUT = 6, 3
 
@@ -20,9 +21,7 @@ class Network(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.body = torch.nn.Sequential(
-            torch.nn.Linear(16, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.3), torch.nn.Linear(8, 5)
-        )
+        self.body = torch.nn.Sequential(torch.nn.Linear(8, 5), torch.nn.BatchNorm1d(5), torch.nn.Dropout(0.3))
 
     def forward(self, x: Any, labels: Any) -> Any:
         logits = self.body(x)
@@ -40,7 +39,7 @@ class Training:
         self.losses: list[float] = []
 
     def data(self) -> tuple[Any, Any]:
-        return torch.randn(16, 16), torch.randint(0, 5, (16,))
+        return torch.randn(8, 8), torch.randint(0, 5, (8,))
 
     def batch(self) -> None:
         self.losses.append(float(self.model(*self.data())[1].sum()))
@@ -52,6 +51,7 @@ class Training:
         return {n: t.numpy().tobytes() for n, t in (self.model.state_dict() | state).items()}
 
 
+@pytest.mark.usefixtures("kept")
 @pytest.mark.parametrize("of_its_own", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_model_goes_on_with_the_same_bits(tmp_path: Path, of_its_own: bool) -> None:
     """``of_its_own``: what it is compared with has never been saved."""
