@@ -168,13 +168,6 @@ def test_operations_have_the_names_of_the_sdks_libraries(ipu: Any) -> None:
             gen_popops_ops.ipu_sequence_slice_unpack(table, [1, 2], [3, 0], [0, 1], total_elements=3),
         )
 
-    table = np.arange(8, dtype=np.float32).reshape(4, 2)
-    read, written, added, unpacked = run(rows, table)
-    np.testing.assert_array_equal(read, table[places[:, 0]])
-    np.testing.assert_array_equal(written, [[1, 1], *table[1:3], [1, 1]])
-    np.testing.assert_array_equal(added, table + np.array([[2], [0], [0], [4]]))
-    np.testing.assert_array_equal(unpacked, table[[3, 0, 1]])
-
     def between(x: Any) -> Any:
         row = tf.reshape(x, [-1])[:4] + tf.cast(gen_poputil_ops.ipu_replication_index(), tf.float32)
         (scattered,) = gen_popops_ops.ipu_reduce_scatter([row], replication_factor=2)
@@ -186,7 +179,13 @@ def test_operations_have_the_names_of_the_sdks_libraries(ipu: Any) -> None:
         gathered = gen_popops_ops.ipu_all_gather([scattered, exchanged], replication_factor=2)
         return *gathered, masked, again, gen_popnn_ops.ipu_softmax(row)
 
-    scattered, exchanged, masked, again, soft = run(between, X)
+    table = np.arange(8, dtype=np.float32).reshape(4, 2)
+    read, written, added, unpacked, *others = run(lambda t, x: (*rows(t), *between(x)), table, X)
+    np.testing.assert_array_equal(read, table[places[:, 0]])
+    np.testing.assert_array_equal(written, [[1, 1], *table[1:3], [1, 1]])
+    np.testing.assert_array_equal(added, table + np.array([[2], [0], [0], [4]]))
+    np.testing.assert_array_equal(unpacked, table[[3, 0, 1]])
+    scattered, exchanged, masked, again, soft = others
     row = X.reshape(-1)[:4]
     np.testing.assert_array_equal(scattered, (2 * row + 1).reshape(2, 2))
     np.testing.assert_array_equal(exchanged, [[*row[:2], *row[:2] + 1], [*row[2:], *row[2:] + 1]])

@@ -341,7 +341,7 @@ def test_a_program_calls_functions_that_a_tape_on_the_host_has_differentiated(ip
             y = tf.reduce_sum(function(x))
         assert tape.gradient(y, w) is not None
 
-    @tf.function(jit_compile=True)
+    @tf.function(jit_compile=True, autograph=False)
     def program(x: Any) -> list[Any]:
         return [function(x) for function in functions]
 

@@ -36,7 +36,8 @@ def configured(ipu: Any, ipus: int = 1, **behaviour: Any) -> Run:
     strategy = ipu.ipu_strategy.IPUStrategyV1()
 
     def run(function: Callable[..., Any], *args: Any) -> list[np.ndarray]:
-        results = strategy.run(tf.function(function), args=[tf.constant(a) for a in args])
+        program = tf.function(function, autograph=False)
+        results = strategy.run(program, args=[tf.constant(a) for a in args])
         return [np.asarray(r) for r in tf.nest.flatten(results)]
 
     return run
