@@ -74,17 +74,18 @@ def threads(machines: int, cache: Path) -> Iterator[Pod]:
 
 
 @contextlib.contextmanager
-def processes(machines: int, cache: Path, before: str = "", *, fresh: bool = False) -> Iterator[Pod]:
+def processes(machines: int, cache: Path, before: str = "", *, fresh: int = 0) -> Iterator[Pod]:
     """Each machine a process, ended when its standard input closes, as an actor ends with its owner.
 
-    ``before``: what each runs before it is a machine. ``fresh``: one that imports for itself, and shares no memory.
+    ``before``: what each runs before it is a machine. ``fresh``: so many of them, the first ones, import for themselves
+    and share no memory.
     """
     environ = {**os.environ, "PODRUN_CACHE_DIR": str(cache)}
     started: list[subprocess.Popen[str] | CopiedProcess] = []
     pod = Pod([], [], started)
     with contextlib.ExitStack() as ends:
         for i in range(machines):
-            process = _start(before + SERVER, f"agent{i}", environ, fresh=fresh)
+            process = _start(before + SERVER, f"agent{i}", environ, fresh=i < fresh)
             ends.callback(_end, process)
             started.append(process)
         for process in started:

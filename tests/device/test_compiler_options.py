@@ -68,27 +68,37 @@ def test_what_needs_mlir_goes_through_it(function: Function, goes: bool) -> None
     assert options_for(stablehlo(lowered)) == {**COMPILER_OPTIONS, **({} if goes else WITHOUT_MLIR)}
 
 
-def computed(function: Function, value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def computed(function: Function, value: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
+    """The results of a piece with a function of one value."""
     with jax.enable_x64(True):
         exported = export.export(jax.jit(function), platforms=["cpu"])(
             jax.ShapeDtypeStruct(value.shape, value.dtype)
         )
     program = bytes(exported.serialize())
     executable_file.remember(program)
-    (result,) = PieceCache(None).piece(Computation("f", program, ("x",), ("y",)), ()).call(value)
-    return np.asarray(result)
+    outputs = tuple(f"y{number}" for number in range(len(exported.out_avals)))
+    results = PieceCache(None).piece(Computation("f", program, ("x",), outputs), ()).call(value)
+    return [np.asarray(result) for result in results]
 
 
-@pytest.mark.parametrize("name", [*PLAIN, "half", "cubic root", "tangent"])
-def test_bits_do_not_depend_on_how_values_are_divided(name: str) -> None:
+@pytest.mark.parametrize(
+    "functions",
+    [PLAIN, {name: THROUGH_MLIR[name] for name in ("half", "cubic root", "tangent")}],
+    ids=["plain", "through MLIR"],
+)
+def test_bits_do_not_depend_on_how_values_are_divided(functions: dict[str, Function]) -> None:
     """What each of several machines computes of a part has the bits of one that computes it all."""
-    function = (PLAIN | THROUGH_MLIR)[name]
+
+    def all_of_them(x: Any) -> tuple[Any, ...]:
+        return tuple(function(x) for function in functions.values())
+
     value = np.random.default_rng(3).standard_normal(4000, np.float32)
-    whole = computed(function, value)
-    parts = [computed(function, part) for size in (20, 500) for part in np.split(value[: size * 3], 3)]
-    divided = [np.concatenate(parts[:3]), np.concatenate(parts[3:])]
-    for part in divided:
-        np.testing.assert_array_equal(part, whole[: len(part)])
+    whole = computed(all_of_them, value)
+    for size in (20, 500):
+        parts = [computed(all_of_them, part) for part in np.split(value[: size * 3], 3)]
+        for name, right, *divided in zip(functions, whole, *parts, strict=True):
+            part = np.concatenate(divided)
+            np.testing.assert_array_equal(part, right[: len(part)], err_msg=name)
 
 
 def test_random_numbers_are_those_of_jax() -> None:
@@ -108,4 +118,5 @@ def test_operators_on_halves_are_rounded_once(operator: Function) -> None:
         exact = np.asarray(operator(value.astype(np.float64)))
     ulp = np.spacing(np.abs(exact).astype(np.float16)).astype(np.float64)
     most = 0.51 if operator in (jnp.log1p, jax.lax.rsqrt, jnp.cbrt, jnp.tan) else 1.3
-    assert (np.abs(computed(operator, value).astype(np.float64) - exact) / ulp).max() < most
+    (result,) = computed(operator, value)
+    assert (np.abs(result.astype(np.float64) - exact) / ulp).max() < most

@@ -38,7 +38,7 @@ def mixed(buffers: Any) -> dict[str, Any]:
         "product": jnp.dot(x, x + 1),
         "half": buffers["half"] * jnp.float16(0.3),
         "wide": buffers["wide"] + 2**40,
-        "one": jnp.exp(buffers["one"]),
+        "one": buffers["one"].reshape(1),
     }
 
 
