@@ -155,12 +155,16 @@ def run_copied(
 
 
 def run_command(
-    commands: Commands, name: str, *words: str | Path, timeout: float = 180.0
+    commands: Commands,
+    name: str,
+    *words: str | Path,
+    timeout: float = 180.0,
+    env: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run one of podrun's commands to its end in a copy, with the environment and in the folder of `Commands.run`."""
     code = COMMAND.format(name.replace("-", "_"), name)
     return run_copied(
-        code, [*map(str, words)], env=commands.environment(), cwd=commands.home, timeout=timeout
+        code, [*map(str, words)], env=commands.environment(env), cwd=commands.home, timeout=timeout
     )
 
 

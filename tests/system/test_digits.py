@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT, Commands, tagged
-from tests.copies import COMPAT, run_copied
+from tests.copies import COMPAT, run_command, run_copied
 from tests.system.conftest import PARTITION
 
 pytestmark = pytest.mark.system
@@ -23,7 +23,7 @@ def digest(path: Path) -> str:
 
 
 def launched(pod: Commands, path: Path, instances: int, *words: str) -> str:
-    done = pod.run(*RUN, f"--num-instances={instances}", EXAMPLE, "--save", path, *words)
+    done = run_command(pod, *RUN, f"--num-instances={instances}", EXAMPLE, "--save", path, *words)
     assert done.returncode == 0, done.stderr
     assert tagged(done.stdout, 0)[-1] == f"saved {path}"
     assert "16 replicas" in done.stderr

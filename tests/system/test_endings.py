@@ -46,7 +46,7 @@ def detached(pod: Commands) -> bool:
 )
 def test_scripts_that_end_badly(pod: Commands, how: str, code: int, said: str) -> None:
     before = time.monotonic()
-    done = pod.run(*RUN, SMALL, "100000", how) if how != "exit-after" else pod.run(*RUN, SMALL, "5", how)
+    done = run_command(pod, *RUN, SMALL, "5" if how == "exit-after" else "100000", how)
     assert done.returncode == code, done.stderr
     assert said in done.stderr
     assert time.monotonic() - before < 150
@@ -109,7 +109,7 @@ def test_a_port_that_is_taken(commands: Commands, tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        done = commands.run("podrun", f"--vipu-server-port={port}", "true")
+        done = run_command(commands, "podrun", f"--vipu-server-port={port}", "true")
     assert done.returncode == 2, done.stderr
     assert str(port) in done.stderr
     assert "taken" in done.stderr
@@ -132,7 +132,7 @@ def test_cold_run_under_nohup_seen_by_the_monitor_and_everything_is_gone(
     until_stepping(process)
     for pid in {process.pid, *commands.processes()}:
         os.kill(pid, signal.SIGHUP)
-    seen = commands.run("gc-monitor", "--json")
+    seen = run_command(commands, "gc-monitor", "--json")
     enough.touch()
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err

@@ -28,7 +28,7 @@ def machine_errors(pod: Commands) -> str:
 
 def usable(pod: Commands) -> bool:
     """Whether a program can use the partition in its present state."""
-    done = pod.run(*RUN, "--reset-partition=no", SMALL, "2")
+    done = run_command(pod, *RUN, "--reset-partition=no", SMALL, "2")
     assert (done.returncode == 0) == ("done" in done.stdout)
     return done.returncode == 0
 
@@ -68,7 +68,7 @@ def test_each_fault_is_told_seen_and_repaired_as_documented(
     too_weak: list[tuple[str, ...]],
     right: list[tuple[str, ...]],
 ) -> None:
-    done = pod.run(*RUN, "--num-instances=2", "--fault", fault, SMALL)
+    done = run_command(pod, *RUN, "--num-instances=2", "--fault", fault, SMALL)
     assert done.returncode == 1
     for instance in range(2):
         said = [line for line in tagged(done.stdout, instance) if line.startswith("step ")]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import Commands
+from tests.copies import run_command
 from tests.system.conftest import PROGRAMS
 
 pytestmark = pytest.mark.system
@@ -16,7 +17,7 @@ PROGRAM = PROGRAMS / "instances.py"
 
 def launch(commands, instances, *words, env=None):
     line = ("podrun", "--offline-mode=yes", f"--num-replicas={instances}", f"--num-instances={instances}")
-    return commands.run(*line, PROGRAM, *words, env=env)
+    return run_command(commands, *line, PROGRAM, *words, env=env)
 
 
 @pytest.mark.parametrize("instances", [2, pytest.param(4, marks=pytest.mark.slow)])

@@ -14,16 +14,10 @@ import pytest
 from podrun.partition.server.event_log import BOUNDS_S
 from tests.certificates import MISSING, Authority
 from tests.conftest import Commands
-from tests.copies import run_copied
+from tests.copies import run_command
 
 pytestmark = pytest.mark.system
 SECONDS = 60.0
-VIPU_ADMIN = """
-import sys
-from podrun.commands import vipu_admin
-sys.argv[0] = "vipu-admin"
-sys.exit(vipu_admin())
-"""
 
 
 def line_with(process: subprocess.Popen[str], words: str) -> str:
@@ -51,7 +45,7 @@ def port(commands: Commands) -> Iterator[int]:
 @pytest.fixture
 def vipu(commands: Commands, port: int) -> Callable[..., subprocess.CompletedProcess[str]]:
     def run(*words: str) -> subprocess.CompletedProcess[str]:
-        return commands.run("vipu-admin", f"--api-port={port}", *words, timeout=SECONDS)
+        return run_command(commands, "vipu-admin", f"--api-port={port}", *words, timeout=SECONDS)
 
     return run
 
@@ -159,7 +153,7 @@ def test_users_and_tls_from_a_shell(commands: Commands, tmp_path: Path) -> None:
 
     def run(*words: str, made: dict[str, str] | None = files) -> subprocess.CompletedProcess[str]:
         words = (*(tls(made) if made else ()), *words)
-        return run_copied(VIPU_ADMIN, words, env=commands.environment(), cwd=commands.home, timeout=SECONDS)
+        return run_command(commands, "vipu-admin", *words, timeout=SECONDS)
 
     listed = commands.run("vipu-admin", *tls(files), "--config", admin, "list", "partitions", timeout=SECONDS)
     assert listed.returncode == 0, listed.stderr
