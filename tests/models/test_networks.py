@@ -61,7 +61,7 @@ LARGER = {"swin_l", "vit_l16", "resnet152", "resnet101"}
 
 
 @pytest.mark.parametrize("name", [name for name in models.CATALOGUE if name not in LARGER])
-@pytest.mark.sample(2)
+@pytest.mark.sample(3)
 def test_image_networks_give_a_thousand_classes(name: str) -> None:
     built = models.build(name, batch=3)
     lowered = lower(onnx.load_from_string(built.model))

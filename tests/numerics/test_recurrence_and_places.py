@@ -138,15 +138,3 @@ def test_dropout_keeps_the_mean_and_one_key_one_mask(below: bool) -> None:
     np.testing.assert_allclose(y, np.where(kept, 1 / 0.75, 0), 1e-6)
     again, _ = drop(x)
     np.testing.assert_array_equal(again, y)
-
-
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("bias", [True, False])
-def test_poptorchs_lstm_takes_a_projection(bias: bool) -> None:
-    from tests.poptorch.operators.opinfo import compare
-
-    layer = torch.nn.LSTM(INPUT, HIDDEN, num_layers=2, bidirectional=True, proj_size=2, bias=bias)
-    x = torch.from_numpy(_numbers(TIME, BATCH, INPUT)).requires_grad_()
-    state = (torch.zeros(4, BATCH, 2), torch.zeros(4, BATCH, HIDDEN))
-    parameters = [p.detach() for p in layer.parameters()]
-    assert compare(torch.ops.aten.lstm.input, (x, state, parameters, bias, 2, 0.0, False, True, False), {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -9,7 +10,7 @@ torch = pytest.importorskip("torch")
 from podrun.poptorch.operators.table import all_operators  # noqa: E402
 from tests.poptorch.operators.cases import Case  # noqa: E402
 from tests.poptorch.operators.operator_cases import FAMILIES, WITHOUT_CASES, cases  # noqa: E402
-from tests.poptorch.operators.opinfo import compare_case  # noqa: E402
+from tests.poptorch.operators.opinfo import compare, compare_case  # noqa: E402
 
 EVERY = 40
 """One case of so many is compared by default."""
@@ -35,6 +36,17 @@ def test_a_sample_of_cases_agrees_with_torch(case: Case) -> None:
 @pytest.mark.sample(4)
 def test_a_sample_of_cases_agrees_with_torch_in_halves(case: Case) -> None:
     compare_case(case, torch.float16)
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("bias", [True, False])
+def test_an_lstm_takes_a_projection(bias: bool) -> None:
+    layer = torch.nn.LSTM(3, 5, num_layers=2, bidirectional=True, proj_size=2, bias=bias)
+    draw = np.random.default_rng(0)
+    x = torch.from_numpy(draw.standard_normal((4, 2, 3)).astype(np.float32)).requires_grad_()
+    state = (torch.zeros(4, 2, 2), torch.zeros(4, 2, 5))
+    parameters = [p.detach() for p in layer.parameters()]
+    assert compare(torch.ops.aten.lstm.input, (x, state, parameters, bias, 2, 0.0, False, True, False), {})
 
 
 @pytest.mark.slow
