@@ -16,6 +16,7 @@ import pytest
 
 import podrun.popart as popart
 from podrun.compat import COMPAT_PATH
+from podrun.compiler.compile import model_program
 
 MICRO_BATCH, INPUTS, OUTPUTS = 3, 4, 2
 
@@ -86,6 +87,13 @@ def training(
     session.prepareDevice()
     session.weightsFromHost()
     return session
+
+
+def modelled(session: popart.Session) -> dict[str, Any]:
+    """The tile report that a session on a Mk2 has once it is prepared, without compiling its program; that the two are
+    equal is held by ``test_popart_phases.py`` and ``test_popart_pipelining.py``.
+    """
+    return model_program(session.parts.model.built.program)
 
 
 def weights(session: popart.Session, *names: str) -> list[np.ndarray]:

@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 import podrun.popart as popart
-from tests.popart.popart_sessions import options, replicated
+from tests.popart.popart_sessions import modelled, options, replicated
 
 WIDTHS = [512, 512, 512, 512, 16, 16, 16, 16, 16]
 """Three large products before small ones."""
@@ -54,9 +54,8 @@ def places_of(made: popart.TrainingSession) -> list[int]:
 
 def cycles_by_ipu(made: popart.TrainingSession) -> list[int]:
     """Modelled cycles of one micro-batch on each IPU."""
-    made.prepareDevice()
     found: dict[int, int] = {}
-    for segment in made.parts.program.executable.tile_report["segments"]:
+    for segment in modelled(made)["segments"]:
         found[segment["ipu"]] = found.get(segment["ipu"], 0) + segment["report"]["step"]["cycles"]
     return [found[ipu] for ipu in sorted(found)]
 

@@ -8,7 +8,7 @@ import pytest
 import podrun.popart as popart
 from podrun.popart.sessions.run_settings import run_settings
 from podrun.runtime.placing import phases_of
-from tests.popart.popart_sessions import options, replicated
+from tests.popart.popart_sessions import modelled, options, replicated
 
 pytestmark = pytest.mark.usefixtures("programs_compile_once")
 
@@ -101,15 +101,16 @@ def test_phases_take_turns_on_two_ipus():
     assert places(made, "phase") == expected
     assert places(made, "ipu") == [phase % 2 for phase in expected]
     made.prepareDevice()
-    order = [s["ipu"] for s in made.parts.program.executable.tile_report["segments"]]
+    report = made.parts.program.executable.tile_report
+    assert modelled(made) == report
+    order = [s["ipu"] for s in report["segments"]]
     assert order == [0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0], "six forward (the last also backward), five backward"
 
 
 def test_one_stage_is_one_ipu():
     made = session(Chain(phases=range(LAYERS)), phased(LAYERS, stages=1), 1)
     assert set(places(made, "ipu")) == {0}
-    made.prepareDevice()
-    assert len(made.parts.program.executable.tile_report["segments"]) == 2 * LAYERS - 1
+    assert len(modelled(made)["segments"]) == 2 * LAYERS - 1
 
 
 def test_phases_without_annotations_have_equal_weights():
@@ -181,8 +182,7 @@ def test_phases_over_two_machines():
 def test_one_phase_is_no_phase(phases, caplog):
     """Phases and their options do not count; virtual graphs do, as by hand."""
     made = session(Chain(), phased(phases, stages=3), 2)
-    made.prepareDevice()
-    assert len(made.parts.program.executable.tile_report["segments"]) == 1
+    assert len(modelled(made)["segments"]) == 1
     assert f"only {phases} phases were defined" in caplog.text
     placed = [0, 0, 0, 1, 1, 1]
     made = session(
@@ -195,8 +195,7 @@ def test_one_phase_is_no_phase(phases, caplog):
 
 def streaming(opts, ipus, width=WIDTH, layers=LAYERS):
     made = session(Chain(phases=range(layers), width=width, layers=layers), opts, ipus)
-    made.prepareDevice()
-    return made.parts.program.executable.tile_report["step"]["seconds_by_cause"].get("streaming", 0.0)
+    return modelled(made)["step"]["seconds_by_cause"].get("streaming", 0.0)
 
 
 def test_what_streams_is_counted():
@@ -225,8 +224,7 @@ def test_the_schedule_batches_what_updates_need():
         opts = off_chip(phased(layers), "optimizerState")
         opts.executionPhaseSettings.schedule = getattr(popart.ExecutionPhaseSchedule, schedule)
         made = session(Chain(phases=range(layers), width=128, layers=layers), opts, 2, popart.Adam({}))
-        made.prepareDevice()
-        report = made.parts.program.executable.tile_report
+        report = modelled(made)
         held = sum(ipu["memory"]["not_always_live_peak_bytes"] for ipu in report["ipus"])
         found[schedule] = report["step"]["seconds_by_cause"]["streaming"], held
     assert found["Batch"][0] < found["Interleaving"][0]
@@ -244,7 +242,6 @@ def test_neighbouring_phases_keep_activations_on_chip(phases, streams):
     made = popart.InferenceSession(
         chain.model, popart.DataFlow(1, [chain.loss]), OFFLINE[1], userOptions=opts
     )
-    made.prepareDevice()
-    causes = made.parts.program.executable.tile_report["step"]["seconds_by_cause"]
+    causes = modelled(made)["step"]["seconds_by_cause"]
     expected = 2 * 4 * WIDTH * 4 / 20e9 if streams else 0.0
     assert causes.get("streaming", 0.0) == pytest.approx(expected)

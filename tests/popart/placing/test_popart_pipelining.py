@@ -9,7 +9,7 @@ import pytest
 
 import podrun.popart as popart
 from podrun.core.executable import LoadStream, StoreStream
-from tests.popart.popart_sessions import options, weights
+from tests.popart.popart_sessions import modelled, options, weights
 
 pytestmark = pytest.mark.usefixtures("programs_compile_once")
 
@@ -301,7 +301,9 @@ def test_consecutive_stages_on_one_ipu_are_one_stage():
     """Three stages would need a depth of 5; the first two are one."""
     made = session(Chain([0, 0, 1]), ipus=2, **accumulating(3))
     made.prepareDevice()
-    assert made.parts.program.executable.tile_report["pipeline"]["stages"] == 2
+    report = made.parts.program.executable.tile_report
+    assert modelled(made) == report
+    assert report["pipeline"]["stages"] == 2
 
 
 @pytest.mark.slow
@@ -432,8 +434,7 @@ def test_the_report_shows_the_bubble():
     shares = {}
     for name, schedule in popart.PipelineSchedule.__members__.items():
         made = session(Chain([0, 1, 2, 3]), pipelineSchedule=schedule, **accumulating(12))
-        made.prepareDevice()
-        shares[name] = made.parts.program.executable.tile_report.get("pipeline", {})
+        shares[name] = modelled(made).get("pipeline", {})
     grouped = shares["Grouped"]
     assert (grouped["fill_cycles"], grouped["main_cycles"], grouped["flush_cycles"]) == (6, 6, 6)
     assert (grouped["stages"], grouped["period"]) == (4, 1)
