@@ -7,7 +7,7 @@ import functools
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -268,10 +268,14 @@ def test_fast_commands_import_nothing_heavy() -> None:
     assert heavy_modules_after(f"import {', '.join(FAST)}\n") == []
 
 
+def _file_of(module: str) -> Path:
+    path = PACKAGE.parent.joinpath(*module.split("."))
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
 def _imported_at_once(module: str) -> Iterator[str]:
     """Names that a module's import statements outside of functions may stand for, with the packages above them."""
-    path = PACKAGE.parent.joinpath(*module.split("."))
-    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    path = _file_of(module)
     waiting = list(syntax_tree(path).body) if path.exists() else []
     while waiting:
         node = waiting.pop()
@@ -285,17 +289,43 @@ def _imported_at_once(module: str) -> Iterator[str]:
             waiting += [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt)]
 
 
-def test_a_program_of_poptorch_begins_without_jax() -> None:
-    """As its import statements say. A slow test asks a process."""
-    reached, waiting = set[str](), ["podrun.poptorch", "podrun.compat.__main__"]
+def _imported_anywhere(module: str) -> Iterator[str]:
+    """The same of all its import statements."""
+    path = _file_of(module)
+    for node in syntax_nodes(path) if path.exists() else ():
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from (f"{node.module}.{name.name}" for name in node.names)
+
+
+def _reached(modules: list[str], imported: Callable[[str], Iterator[str]]) -> set[str]:
+    """The names to which import statements lead from some modules."""
+    reached, waiting = set[str](), list(modules)
     while waiting:
         name = waiting.pop()
         if name not in reached:
             reached.add(name)
             waiting += [".".join(name.split(".")[:-1])] if "." in name else []
-            waiting += _imported_at_once(name) if name.startswith("podrun") else []
+            waiting += imported(name) if name.startswith("podrun") else []
+    return reached
+
+
+def test_a_program_of_poptorch_begins_without_jax() -> None:
+    """As its import statements say. A slow test asks a process."""
+    reached = _reached(["podrun.poptorch", "podrun.compat.__main__"], _imported_at_once)
     assert {"torch", "podrun.runtime"} <= reached
     assert not {"jax", "jaxlib", "ray"} & reached
+
+
+def test_the_runtime_needs_no_front_end() -> None:
+    """Nor do the rooms below it, in whatever they import, also in functions. A slow test asks a process."""
+    reached = _reached(
+        [_modules_of(path) for path in (PACKAGE / "runtime").rglob("*.py")], _imported_anywhere
+    )
+    assert {"jax", "podrun.device.machine", "podrun.report", "podrun.popef"} <= reached
+    others = {"podrun.popart", "podrun.poptorch", "podrun.tensorflow", "podrun.onnx_models"}
+    assert not {*others, "onnx", "torch", "tensorflow"} & reached
 
 
 def test_planning_a_launch_imports_nothing_heavy() -> None:

@@ -296,9 +296,13 @@ def test_the_page_about_the_runtime_shows_this_front_end() -> None:
 OTHERS = ("podrun.popart", "podrun.poptorch", "podrun.onnx_models", "onnx", "torch")
 
 
+@pytest.mark.slow
 @pytest.mark.system
 def test_training_imports_no_other_front_end() -> None:
-    """A process that trains a pipeline, checkpoints, reports and saves a file has none of the others' modules."""
+    """A process that trains a pipeline, checkpoints, reports and saves a file has none of the others' modules.
+
+    `tests/test_rooms.py` follows the import statements by default.
+    """
     run = subprocess.run(
         [sys.executable, "-m", "tests.runtime.train_alone"],
         cwd=ROOT,
