@@ -188,12 +188,14 @@ def test_two_gradients_of_one_loop_have_one_mask(ipu: Any) -> None:
     def masked() -> Any:
         return weight * tf.cast(tf.random.uniform([128]) > 0.5, tf.float32)
 
-    @tf.function
+    def added(i: Any, total: Any) -> Any:
+        return i + 1, total + masked() * tf.pow(10.0, tf.cast(i, tf.float32))
+
+    @tf.function(autograph=False)
     def gradients() -> Any:
         with tf.GradientTape(persistent=True) as tape:
-            total = tf.cond(weight[0] > 0.0, masked, lambda: weight)
-            for i in tf.range(2):
-                total += masked() * tf.pow(10.0, tf.cast(i + 1, tf.float32))
+            total = tf.cond(weight[0] > 0.0, masked, lambda: weight + 0.0)
+            _, total = tf.while_loop(lambda i, _: i < 3, added, [1, total])
             once, twice = tf.reduce_sum(total), tf.reduce_sum(2.0 * total)
         return total, tape.gradient(once, weight), tape.gradient(twice, weight)
 
