@@ -37,7 +37,8 @@ import numpy as np
 from podrun.core.aligned_memory import ScratchArrays, is_aligned
 from podrun.core.environment import XLA_FLAGS, environment
 from podrun.core.errors import ApplicationRuntimeError
-from podrun.private_apis.jax import start_cpu_client
+from podrun.device.xla.operation_bounds import most_operations
+from podrun.private_apis.jax import stablehlo, start_cpu_client
 
 if TYPE_CHECKING:
     from jax.stages import Lowered
@@ -55,9 +56,10 @@ _starting = threading.Lock()
 
 def needs_two_threads(lowered: Lowered) -> bool:
     """Whether two threads compute a ``jax.stages.Lowered``, as it is before anything is rewritten."""
-    analysis = lowered.cost_analysis() or {}
-    if float(analysis.get("flops", 0.0)) >= WORTH_SHARING:
-        return True
+    if most_operations(stablehlo(lowered)) >= WORTH_SHARING:
+        analysis = lowered.cost_analysis() or {}
+        if float(analysis.get("flops", 0.0)) >= WORTH_SHARING:
+            return True
     from jax import tree
 
     arrays = [*tree.leaves(lowered.in_avals), *tree.leaves(lowered.out_info)]
