@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from hypothesis.internal.conjecture import providers
 
 from tests.quick_programs import forget_programs
 from tests.sampling import ALL_EXAMPLES, chosen
@@ -28,6 +29,9 @@ from tests.sampling import ALL_EXAMPLES, chosen
 settings.register_profile("all", deadline=None, derandomize=True, max_examples=ALL_EXAMPLES)
 settings.register_profile("few", settings.get_profile("all"), max_examples=ALL_EXAMPLES // 4)
 settings.load_profile("all")
+# Hypothesis tries constants of this project's modules too, of those that happen to be imported: examples would differ
+# with the files that a run has. Reading a thousand modules for that takes seconds of every run in a fresh folder.
+providers._get_local_constants = lambda: providers._local_constants
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
@@ -68,7 +72,10 @@ LEAK_SECONDS = 60.0
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Choose how many examples Hypothesis tries, before modules with tests are imported."""
+    """Choose how many examples Hypothesis tries, before modules with tests are imported. Nothing of what they import is
+    garbage: collections would look at all of it again and again, for a tenth of the time.
+    """
+    gc.disable()
     settings.load_profile("few" if "not slow" in config.getoption("markexpr") else "all")
 
 
@@ -103,6 +110,7 @@ def pytest_collection_finish() -> None:
     """Freeze the objects that importing the tests made, so that no garbage collection in a test looks through them,
     and collect less often: JAX and Hypothesis have each collection call them.
     """
+    gc.enable()
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS, *gc.get_threshold()[1:])
