@@ -83,10 +83,10 @@ def _in_operation(
         return 2.0 * math.sqrt(float(operands[0]) * operands[1] * results[0])
     if op.name == _CONVOLUTION:
         return 2.0 * results[0] * operands[1]
-    each = max(inside, PER_ELEMENT if op.name.startswith("stablehlo.") else PER_ELEMENT_OF_CHLO)
+    weight = max(inside, PER_ELEMENT if op.name.startswith("stablehlo.") else PER_ELEMENT_OF_CHLO)
     if op.name in _WINDOWED:
-        each *= math.prod(int(size) for size in op.attributes["window_dimensions"])
-    return float(each * (sum(operands) + sum(results)))
+        weight *= math.prod(int(size) for size in op.attributes["window_dimensions"])
+    return float(weight * (sum(operands) + sum(results)))
 
 
 def _operations_in(region: Any) -> int:
