@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from podrun.private_apis.mlir_types import MlirModule, MlirOperation
+    from podrun.private_apis.mlir_types import MlirModule, MlirOperation, MlirRegion, MlirType
 
 PER_ELEMENT = 8
 """Operations of XLA for each element of the operands and results of one operation of StableHLO, at most."""
@@ -52,7 +52,7 @@ def most_operations(module: MlirModule) -> float:
 
 
 def _in_function(
-    name: str, functions: Mapping[str, MlirOperation], known: dict[str, float], sizes: dict[Any, int]
+    name: str, functions: Mapping[str, MlirOperation], known: dict[str, float], sizes: dict[MlirType, int]
 ) -> float:
     if name not in functions:
         return math.inf
@@ -69,7 +69,10 @@ def _in_function(
 
 
 def _in_operation(
-    op: MlirOperation, functions: Mapping[str, MlirOperation], known: dict[str, float], sizes: dict[Any, int]
+    op: MlirOperation,
+    functions: Mapping[str, MlirOperation],
+    known: dict[str, float],
+    sizes: dict[MlirType, int],
 ) -> float:
     if op.name in _CALLS:
         return _in_function(op.attributes["callee"].value, functions, known, sizes)
@@ -89,13 +92,13 @@ def _in_operation(
     return float(weight * (sum(operands) + sum(results)))
 
 
-def _operations_in(region: Any) -> int:
+def _operations_in(region: MlirRegion) -> int:
     """Operations of a region; more than `_FEW` if some have others inside."""
     inner = [op.operation for block in region for op in block]
     return _FEW + 1 if any(len(op.regions) for op in inner) else len(inner)
 
 
-def _elements(kind: Any, sizes: dict[Any, int]) -> int:
+def _elements(kind: MlirType, sizes: dict[MlirType, int]) -> int:
     """Elements of a tensor type, 1 for what is no tensor. ``sizes``: those of the types before."""
     size = sizes.get(kind)
     if size is None:
