@@ -92,7 +92,7 @@ class RayMachinePool(MachinePool):
         self._early_error: Exception | None = None
 
     def open(self, on_lost: OnLost, lease: Lease = NO_LEASE) -> None:
-        """Prepare the pool. Ray itself starts with the first machine."""
+        """Prepare the pool. Ray itself starts with the first machine, or with `begin`."""
         super().open(on_lost, lease)
         self._list = MachineList(runtime_directory(), lease.pod)
 
