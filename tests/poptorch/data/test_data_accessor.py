@@ -242,7 +242,7 @@ def test_what_the_program_has_dropped_is_not_freed_in_the_copy(tmp_path: Path) -
         loader.terminate()
     finally:
         gc.enable()
-        gc.collect(0)  # What was made meanwhile is young.
+        gc.collect()
     assert not trace.exists()
 
 

@@ -74,6 +74,8 @@ def test_a_model_goes_on_with_the_same_bits(tmp_path: Path, of_its_own: bool) ->
             second.batch()
     assert second.losses == whole.losses[CUT:]
     assert second.weights() == whole.weights()
+    for training in (first, whole, second):
+        training.model.destroy()
 
 
 def test_a_model_that_is_not_compiled_says_what_to_do(tmp_path: Path) -> None:
