@@ -40,11 +40,12 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from podrun.compiler import jaxprs
 from podrun.compiler.jaxprs import buffer
+from podrun.compiler.random_words import FORMULAS
 from podrun.core import executable_file
 from podrun.core.executable import Computation
 from podrun.core.quick_dataclass import dataclass
 from podrun.private_apis import jax as private_jax
-from podrun.private_apis.jax_exports import without_locations
+from podrun.private_apis.jax_exports import export_for_cpu, without_locations
 
 _NARROW = 64
 """Columns up to which an operand is narrow, if the other has four times as many: measured, with 32 to 1024 rows."""
@@ -312,7 +313,7 @@ def export_traced(traced: TracedPiece) -> Computation:
     run.__name__ = "piece"
     specs = [buffer(aval.shape, str(aval.dtype)) for aval in closed.in_avals]
     with without_locations():
-        exported = jax.export.export(jax.jit(run), platforms=("cpu",))(*specs)
+        exported = export_for_cpu(run, specs, FORMULAS)
     data = bytes(exported.serialize())
     executable_file.note_exported_piece(data)
     return Computation(traced.name, data, traced.inputs, traced.outputs)

@@ -37,6 +37,8 @@ CLIPPED = "clipped_half"
 """The primitive of JAX that replaces infinite halves. Its results have none."""
 ROUNDING = "rounded_onto_halves"
 """The function in StableHLO that rounds stochastically onto the halves."""
+RANDOM_WORDS = "random_words_of_counters"
+"""The function in StableHLO that computes random words."""
 
 _TRANSFORMATIONS = frozenset(
     {

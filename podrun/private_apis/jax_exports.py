@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from podrun.private_apis import find_name
 from podrun.private_apis.jax import _need, missing_jax_names, run_passes
 
 if TYPE_CHECKING:
+    from jax import ShapeDtypeStruct
     from jax.export import Exported
+    from jax.extend.core import Primitive
 
     from podrun.private_apis.mlir_types import MlirModule
 
@@ -83,3 +85,17 @@ def without_locations() -> Iterator[None]:
         yield
     finally:
         _thread.strips = before
+
+
+def export_for_cpu(
+    function: Callable[..., Any],
+    operands: Sequence[ShapeDtypeStruct],
+    formulas: Mapping[Primitive, Callable[..., Sequence[Any]]],
+) -> Exported:
+    """``function`` of such operands as StableHLO for the CPU. ``formulas``: what primitives become there in place of
+    what JAX makes of them, as functions of their operands that give a list of their results."""
+    import jax.export
+    from jax.interpreters import mlir
+
+    rules = tuple((primitive, mlir.lower_fun(formula)) for primitive, formula in formulas.items())
+    return jax.export.export(jax.jit(function), platforms=("cpu",), _override_lowering_rules=rules)(*operands)

@@ -17,6 +17,7 @@ ORDER = (
         "grid_rounding",
         "stochastic",
         "forward_trace",
+        "random_words",
         "export",
         "segments",
     ),

@@ -153,6 +153,16 @@ def test_locations_go_and_the_function_stays() -> None:
     np.testing.assert_array_equal(stripped.call(jnp.ones(3)), exported.call(jnp.ones(3)))
 
 
+def test_primitives_are_exported_by_other_formulas() -> None:
+    def run(x: jax.Array) -> jax.Array:
+        return jax.jit(jnp.sin)(x) + 1
+
+    shape = jax.ShapeDtypeStruct((3,), np.float32)
+    exported = jax_exports.export_for_cpu(run, [shape], {jax.lax.sin_p: lambda x, **_: [x * 2]})
+    np.testing.assert_array_equal(exported.call(jnp.arange(3.0)), [1.0, 3.0, 5.0])
+    assert jax_exports.export_for_cpu(run, [shape], {}).call(jnp.zeros(3))[0] == 1.0
+
+
 def test_programs_are_lowered_without_source_lines() -> None:
     with private.one_context():
         exported = jax.export.export(jax.jit(scoped))(jnp.ones(7))

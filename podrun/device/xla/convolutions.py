@@ -33,6 +33,7 @@ from podrun.core.environment import PODRUN_CONVOLUTIONS, environment
 from podrun.core.errors import UsageError
 from podrun.core.quick_dataclass import dataclass
 from podrun.device.xla.matrix_products import PRODUCT_TARGET, FloatArray, check_products
+from podrun.device.xla.own_functions import RANDOM_WORDS_TARGET
 from podrun.device.xla.roundings import ROUNDING_TARGET
 from podrun.private_apis.jax import convolutions_problem
 
@@ -239,7 +240,7 @@ TARGET = "podrun_convolution"
 """The name of the call in a program."""
 NETWORK_TARGET = "podrun_network"
 """The name of the call of a chain of layers (`podrun.device.xla.networks`)."""
-FORM = 9
+FORM = 10
 """The form of the numbers of all calls, in the C module too. Programs compiled with another one are compiled again."""
 SHUFFLE = -2
 """Which of a call's numbers says that channels are shuffled: as a matrix of so many rows they are stored transposed."""
@@ -319,6 +320,7 @@ def _start() -> None:
     jax.ffi.register_ffi_target(NETWORK_TARGET, module.network_handler(), platform="cpu")
     jax.ffi.register_ffi_target(PRODUCT_TARGET, module.product_handler(), platform="cpu")
     jax.ffi.register_ffi_target(ROUNDING_TARGET, module.rounding_handler(), platform="cpu")
+    jax.ffi.register_ffi_target(RANDOM_WORDS_TARGET, module.random_words_handler(), platform="cpu")
 
 
 def _path() -> str:

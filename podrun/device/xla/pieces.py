@@ -43,6 +43,7 @@ from podrun.device.xla.custom_calls import check_calls, check_operations
 from podrun.device.xla.dense_programs import DenseCall, DenseProgram, dense_program, may_be_dense
 from podrun.device.xla.kept_pieces import KeptPieces, piece_name
 from podrun.device.xla.matrix_products import rewrite_products
+from podrun.device.xla.own_functions import rewrite_random_words
 from podrun.device.xla.ready_calls import CallNote, array_kinds
 from podrun.device.xla.rewrite import rewrite_convolutions
 from podrun.device.xla.roundings import rewrite_roundings
@@ -156,7 +157,7 @@ class PieceCache:
             if dense is not None:
                 return self._dense_piece(key, computation, dense, lowered)
             lowered = _lower(key, computation, donated, in_place, 1)[0]
-        rounds = rewrite_roundings(lowered, available)
+        own_calls = rewrite_roundings(lowered, available) + rewrite_random_words(lowered, available)
         calls = rewrite_convolutions(lowered, WORTH_COMPILING, SHARED_BY if shared else 1)
         if calls:
             simplify_sums(stablehlo(lowered))
@@ -165,7 +166,7 @@ class PieceCache:
         with self._kept.first_on_host(key) as entries:
             call = _compile(lowered, computation.name)
         if plain and len(entries) == 1 and not failed_to_load():
-            note = _note(lowered, shared, in_place, placed, library=bool(calls or products or rounds))
+            note = _note(lowered, shared, in_place, placed, library=bool(calls or products or own_calls))
             if note is not None:
                 self._kept.note(key, note, entries[0])
         if shared:

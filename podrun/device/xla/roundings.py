@@ -1,9 +1,8 @@
 """Stochastic roundings of a lowered piece as calls of podrun's own native code, before XLA compiles it.
 
-The compiler writes a rounding as a call of a function named `ROUNDING` (`podrun.compiler.grid_rounding`). XLA would
-inline it, and then compute it again in every loop that reads its result. Each becomes one native call
-(`native/rounding.c`) with the bits of the formula: XLA compiles nothing for it. The states of a program's roundings are
-rows of tables, which a call reads where they lie.
+A rounding is a call of a function named `ROUNDING` (`podrun.compiler.grid_rounding`), which becomes one native call
+(`podrun.device.xla.own_functions`, ``native/rounding.c``). The states of a program's roundings are rows of tables,
+which a call reads where they lie.
 
 The call also does what stands directly before and behind it, so that XLA has no kernel for that either: one elementwise
 operation whose operands lie in memory, perhaps as halves or fewer elements than the result has; the replacement of
@@ -11,22 +10,18 @@ infinities by NaN or the greatest half; the conversion to halves. An update in f
 would be fused with its operand otherwise, a sum of a product, stays XLA's, which rounds both at once. (But for a
 product outside of the function that computes the sum.) A quotient is divided, where XLA may multiply by a reciprocal:
 its last bit can differ, and then which of two halves it is rounded to.
-
-Where the C module is missing, XLA compiles the functions, but does not inline them. That takes longer, and what they
-round has the same bits.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from podrun.core.names import ROUNDING
 from podrun.core.quick_dataclass import dataclass
-from podrun.device.xla.epilogues import NOT_INLINED, library_call, nested, only_user, producer
-from podrun.private_apis.jax import mlir, stablehlo
+from podrun.device.xla.epilogues import library_call, only_user, producer
+from podrun.device.xla.own_functions import MOST_ELEMENTS, OwnFunction, replace_function
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -39,42 +34,18 @@ ROUNDING_TARGET = "podrun_rounding"
 """The name of the call in a program."""
 WORDS = 2
 """Of a state."""
-_MOST = (1 << 31) - 1
 _WORTH_REUSING = 1 << 16
 """Elements from which a call writes over its operand. XLA copies such operands first and compiles each copy."""
-_NAME = re.compile(rf"@{ROUNDING}(_\d+)?")
 
 
 def rewrite_roundings(lowered: Lowered, available: Callable[[], bool]) -> int:
-    """Replace the roundings of a ``jax.stages.Lowered`` by native calls, in place. Returns how many.
-
-    ``available``: whether the module is there, asked only if there is a rounding.
-    """
-    module = stablehlo(lowered)
-    calls = [op for op in nested(module.operation) if op.name == "func.call" and _is_rounding(op)]
-    if not calls:
-        return 0
-    ir, native = mlir(), available()
-    with module.context, ir.Location.unknown():
-        for call in calls:
-            if native:
-                _replace(ir, call)
-            else:
-                call.attributes[NOT_INLINED] = ir.DictAttr.get({"inlineable": ir.StringAttr.get("false")})
-        if native:
-            for function in list(module.body.operations):
-                if _NAME.fullmatch(f"@{ir.StringAttr(function.attributes['sym_name']).value}"):
-                    function.operation.erase()
-    return len(calls) if native else 0
+    """`replace_function` for stochastic roundings."""
+    return replace_function(lowered, OwnFunction(ROUNDING, _is_rounding, _replace), available)
 
 
 def _is_rounding(call: MlirOperation) -> bool:
-    """Whether a call is one of the compiler's roundings, as far as its name and its types say."""
-    if (
-        not _NAME.fullmatch(str(call.attributes["callee"]))
-        or len(call.operands) != 3
-        or len(call.results) != 1
-    ):
+    """Whether a call is one of the compiler's roundings, as far as its types say."""
+    if len(call.operands) != 3 or len(call.results) != 1:
         return False
     value, table, row = (operand.type for operand in call.operands)
     sizes, states = list(value.shape), list(table.shape)
@@ -85,8 +56,8 @@ def _is_rounding(call: MlirOperation) -> bool:
         and states[-1:] == [WORDS]
         and sizes[: len(states) - 2] == states[:-2]
         and not list(row.shape)
-        and 0 < math.prod(sizes) <= _MOST
-        and 0 < math.prod(states) <= _MOST
+        and 0 < math.prod(sizes) <= MOST_ELEMENTS
+        and 0 < math.prod(states) <= MOST_ELEMENTS
     )
 
 

@@ -319,7 +319,7 @@ network(PyObject *module, PyObject *args)
     return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
 }
 
-enum { FORM = 9 }; /* of the numbers of all calls: `convolutions.FORM`, which another module is compared with */
+enum { FORM = 10 }; /* of the numbers of all calls: `convolutions.FORM`, which another module is compared with */
 
 static PyMethodDef functions[] = {
     {"load", load, METH_O, PyDoc_STR("Load the library from a path. OSError says why not.")},
@@ -338,6 +338,7 @@ extern PyMethodDef product_functions[]; /* product_calls.c */
 extern PyMethodDef update_functions[];  /* updates.c */
 extern PyMethodDef dense_functions[];   /* dense.c */
 extern PyMethodDef rounding_functions[]; /* rounding.c */
+extern PyMethodDef random_words_functions[]; /* random_words.c */
 
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT,
@@ -352,7 +353,8 @@ PyInit__onednn(void)
 {
     PyObject *made = PyModule_Create(&definition);
     if (made && (PyModule_AddFunctions(made, product_functions) || PyModule_AddFunctions(made, update_functions) ||
-                 PyModule_AddFunctions(made, dense_functions) || PyModule_AddFunctions(made, rounding_functions)))
+                 PyModule_AddFunctions(made, dense_functions) || PyModule_AddFunctions(made, rounding_functions) ||
+                 PyModule_AddFunctions(made, random_words_functions)))
         Py_CLEAR(made);
     const struct {
         const char *name;

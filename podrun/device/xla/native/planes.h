@@ -19,6 +19,8 @@ int planes_lanes(void);
 
 /* The same for loops of this module, 16 or 8, 0 for none: before the library is loaded, those of the processor. */
 int vector_lanes(void);
+/* Which functions to use of those for any processor (0), AVX2 (1) and AVX-512 (2): rounding.c. */
+int function_level(void);
 
 /* Whether there are such vectors, and whether it is one of these. */
 int planes_can(void);

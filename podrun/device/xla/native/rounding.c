@@ -144,8 +144,8 @@ FOR_PROCESSOR(on_avx512, "avx512f,avx512bw,avx512dq,avx512vl")
 static const Functions functions[LEVELS] = {FUNCTIONS(on_any), FUNCTIONS(on_avx2), FUNCTIONS(on_avx512)};
 static int most_level = LEVELS - 1;
 
-static int
-level(void)
+int
+function_level(void)
 {
     const int lanes = vector_lanes(), can = lanes >= 16 ? 2 : lanes >= 8 ? 1 : 0;
     return can < most_level ? can : most_level;
@@ -214,7 +214,7 @@ round_part(void *what, int i)
     const Rounding *r = what;
     const unsigned before = MODE();
     const int64_t all = r->each * r->count, start = (int64_t)i * PART, stop = all - start < PART ? all : start + PART;
-    const Functions *use = &functions[level()];
+    const Functions *use = &functions[function_level()];
     SET_MODE(before | FLUSHES);
     for (int64_t at = start; at < stop;) {
         const int64_t state = at / r->each, offset = state * r->each, end = offset + r->each < stop ? offset + r->each : stop;
@@ -284,11 +284,11 @@ rounding_level(PyObject *module, PyObject *most)
     if (PyErr_Occurred())
         return NULL;
     most_level = wanted < 0 ? 0 : wanted < LEVELS ? (int)wanted : LEVELS - 1;
-    return PyLong_FromLong(level());
+    return PyLong_FromLong(function_level());
 }
 
 PyMethodDef rounding_functions[] = {
     {"rounding_handler", rounding_handler, METH_NOARGS, PyDoc_STR("The handler of XLA's calls of stochastic rounding.")},
-    {"rounding_level", rounding_level, METH_O, PyDoc_STR("While nothing computes, for tests: use instructions of this level at most (0: any processor's, 1: AVX2, 2: AVX-512); the level that is used.")},
+    {"rounding_level", rounding_level, METH_O, PyDoc_STR("While nothing computes, for tests: round and draw with instructions of this level at most (0: any processor's, 1: AVX2, 2: AVX-512); the level that is used.")},
     {NULL, NULL, 0, NULL},
 };
