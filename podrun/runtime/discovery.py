@@ -84,6 +84,7 @@ def settled(
     baked: frozenset[str] = frozenset()
     while True:
         session = trace_session(options, operators)
+        session.shapes_only = True
         with jax.enable_x64(session.x64):
             tensors = _discover(session, graph, specs, initial, values, baked)
         if session.demanded <= baked:

@@ -138,6 +138,10 @@ class Context(Protocol):
         """True iff a convolution in groups is traced as one, for a library that computes it."""
 
     @property
+    def shapes_only(self) -> bool:
+        """True iff only types and shapes of results are read from this trace, and what operators ask for meanwhile."""
+
+    @property
     def xp(self) -> Any:
         """``numpy`` if the operator folds and all inputs are NumPy arrays, else ``jax.numpy``."""
 

@@ -43,6 +43,8 @@ class TraceSession:
     """Replicas of the whole program."""
     grouped: bool = False
     """True iff convolutions in groups are traced as one."""
+    shapes_only: bool = False
+    """True iff only types and shapes of results are read, and the notes."""
     dialect: Dialect | None = None
     """Set iff operators are limited to what a front end's SDK accepts, and have its meaning."""
     tap: Callable[[str, Any], Any] | None = None
@@ -80,6 +82,10 @@ class NodeContext:
     @property
     def grouped(self) -> bool:
         return self.session.grouped
+
+    @property
+    def shapes_only(self) -> bool:
+        return self.session.shapes_only
 
     @property
     def sdk(self) -> Any:

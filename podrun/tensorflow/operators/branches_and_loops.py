@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import TypeAlias, cast
@@ -17,9 +17,9 @@ from jax import lax
 from podrun.core.errors import UnsupportedError
 from podrun.core.quick_dataclass import dataclass
 from podrun.numerics.precision import is_float
-from podrun.runtime.graph import Node, OperatorGraph
+from podrun.runtime.graph import Node, OperatorGraph, subgraphs
 from podrun.runtime.operators import Context
-from podrun.tensorflow.operators.table import Array, computes, tracing_gradients
+from podrun.tensorflow.operators.table import USER_OPERATOR, Array, computes, tracing_gradients
 
 ArrayTuple = tuple[Array, ...]
 """Values that go through a loop, a branch or a derivative together."""
@@ -31,7 +31,9 @@ MOST_GUARDED = 1_000
 
 @computes("Differentiate", attributes="graph targets sources incoming", random=True)
 def _differentiate(ctx: Context, node: Node, *inputs: Array) -> tuple[Array, ...]:
-    """Gradients of the targets with respect to the sources, then what the forward pass computes for others."""
+    """Gradients of the targets with respect to the sources, then what the forward pass computes for others. Where only
+    shapes are asked for, the forward pass tells them.
+    """
     count, targets = node["sources"], node["targets"]
     sources = [jnp.asarray(x) for x in inputs[:count]]
 
@@ -40,15 +42,39 @@ def _differentiate(ctx: Context, node: Node, *inputs: Array) -> tuple[Array, ...
             results = [jnp.asarray(r) for r in ctx.run(node["graph"], values, by_name=True)]
         return results[:targets], results[targets:]
 
+    incoming = dict(zip(node["incoming"], inputs[count:], strict=True))
+    if ctx.shapes_only and _asks_forward_only(node["graph"], sources):
+        values, others = forward(*sources)
+        if _seeds_fit(values, incoming):
+            return (*(jnp.zeros_like(source) for source in sources), *others)
     with _counting_loops():
         values, backward, others = jax.vjp(forward, *sources, has_aux=True)
-        incoming = dict(zip(node["incoming"], inputs[count:], strict=True))
         seeds = [
             jnp.asarray(incoming[i], v.dtype) if i in incoming else jnp.ones_like(v)
             for i, v in enumerate(values)
         ]
         gradients = backward(seeds)
     return (*gradients, *others)
+
+
+def _asks_forward_only(graph: OperatorGraph, sources: Sequence[Array]) -> bool:
+    """Whether the gradients of a graph have the types and shapes of its sources, and the backward pass asks for nothing
+    that the forward pass does not: it has neither loops nor branches nor gradients of the program's own. A source whose
+    value is known would be known in the forward pass, which it is not while JAX differentiates.
+    """
+    return all(isinstance(s, jax.core.Tracer) and is_float(s) for s in sources) and not any(
+        node.op_type in _OWN_GRADIENTS or next(subgraphs(node), None) for node in graph.nodes
+    )
+
+
+_OWN_GRADIENTS = ("CustomGradient", USER_OPERATOR)
+
+
+def _seeds_fit(values: Sequence[Array], incoming: Mapping[int, Array]) -> bool:
+    """Whether gradients of these targets can begin with what comes in."""
+    return all(
+        is_float(v) and (i not in incoming or incoming[i].shape == v.shape) for i, v in enumerate(values)
+    )
 
 
 _UNCOUNTED: ContextVar[list[str] | None] = ContextVar("_UNCOUNTED", default=None)
