@@ -1,4 +1,5 @@
-"""Uses of other libraries beyond their public API: one module for each library, and `lean_imports` for several.
+"""Uses of other libraries beyond their public API: one module for each library, `torch_compiler` beside torch's, and
+`lean_imports` for several.
 
 A use may enter with its purpose, what happens without it, and a test in ``tests/private_apis/`` that fails by name when
 the library changes. The rooms that need one import it from here; no other module touches private names. Nothing goes on

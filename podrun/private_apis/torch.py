@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import torch
 
-from podrun.private_apis import find_name
+from podrun.private_apis import find_name, torch_compiler
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
@@ -63,6 +63,7 @@ def _need(name: str) -> Any:
     return value
 
 
+torch_compiler.spare_compiler()  # before a program makes its first optimizer
 DispatchMode: Any = _need("torch.utils._python_dispatch.TorchDispatchMode")
 FakeTensorMode: Any = _need("torch._subclasses.fake_tensor.FakeTensorMode")
 FakeTensor: Any = _need("torch._subclasses.fake_tensor.FakeTensor")
@@ -85,7 +86,7 @@ class FakeMode(AbstractContextManager["FakeMode"], Protocol):
 
 def fake_mode() -> FakeMode:
     """A mode whose tensors have shapes, types and no data; all sizes are plain numbers."""
-    mode: FakeMode = FakeTensorMode(allow_non_fake_inputs=True, static_shapes=True)
+    mode: FakeMode = torch_compiler.lean_fake_mode(allow_non_fake_inputs=True, static_shapes=True)
     return mode
 
 

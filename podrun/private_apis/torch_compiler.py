@@ -1,0 +1,165 @@
+"""Torch's eager code without its compiler, `torch._dynamo`, which it imports for little.
+
+spare_compiler()
+mode = lean_fake_mode(allow_non_fake_inputs=True)
+
+Importing `torch._dynamo` takes as long as torch itself, with sympy, Inductor and all. Torch does so the first time
+that it calls a function that its compiler leaves alone (``torch._compile._disable_dynamo``: methods of optimizers,
+dispatch modes, most references of operators), and for three settings and names that modes of fake tensors read. A
+function that the compiler leaves alone runs as it is while there is no compiler, and the settings have their defaults.
+
+The compiler is not replaced: nothing stands for it in ``sys.modules`` or as an attribute of torch. A program that
+imports or uses it, at any time and in any thread, gets it as ever, and from then on torch's own code runs. A torch
+with other names than those below imports the compiler as before.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import importlib
+import os
+import sys
+from collections.abc import Mapping
+from types import CodeType, FunctionType
+from typing import Any
+
+import torch
+from torch._subclasses import fake_tensor, meta_utils
+
+from podrun.private_apis import find_name
+
+COMPILER = "torch._dynamo"
+_DISABLED = "__dynamo_disable"
+"""The attribute in which a function that the compiler leaves alone keeps its form for it."""
+
+
+def spare_compiler() -> None:
+    """Let functions that torch's compiler leaves alone run as they are until the compiler is imported.
+
+    They read their form for the compiler with ``getattr``, which is a name of their module from here on. The compiler
+    is told to leave that function alone, so that no program it compiles holds it. Nothing is done if the compiler is
+    there, or for a torch that takes no such order.
+    """
+    module, frames = sys.modules.get("torch._compile"), find_name("torch._C._dynamo.eval_frame")
+    if COMPILER in sys.modules or module is None or not hasattr(frames, "_FrameExecStrategy"):
+        return
+    actions = frames._FrameAction
+    alone = frames._FrameExecStrategy(actions.SKIP, actions.DEFAULT)
+    frames.set_code_exec_strategy(_form_for_compiler.__code__, alone)
+    vars(module)["getattr"] = _form_for_compiler
+
+
+def _form_for_compiler(owner: object, name: str, *default: object) -> object:
+    if name == _DISABLED and COMPILER not in sys.modules:
+        return owner
+    vars(sys.modules["torch._compile"]).pop("getattr", None)
+    return getattr(owner, name, *default)
+
+
+def lean_fake_mode(**settings: bool) -> Any:
+    """Torch's ``FakeTensorMode(**settings)``, which imports the compiler only for what is no default."""
+    return (fake_tensor.FakeTensorMode if COMPILER in sys.modules else _sparing_mode())(**settings)
+
+
+@functools.cache
+def _sparing_mode() -> Any:
+    """Torch's mode, and the converters that it makes, with methods that do without the compiler."""
+    names = dict[str, Any]()
+    for kind in (meta_utils.MetaConverter, fake_tensor.FakeTensorConverter, fake_tensor.FakeTensorMode):
+        methods = {
+            name: _sparing(method, names)
+            for name, method in vars(kind).items()
+            if isinstance(method, FunctionType) and (name == "__init__" or _names_compiler(method.__code__))
+        }
+        names[kind.__name__] = type(kind)(kind.__name__, (kind,), methods)
+    return names["FakeTensorMode"]
+
+
+def _names_compiler(code: CodeType) -> bool:
+    """Whether a function, or one inside it, imports or reads torch's compiler."""
+    if any(name == "_dynamo" or name.startswith(COMPILER) for name in code.co_names):
+        return True
+    return any(_names_compiler(inner) for inner in code.co_consts if isinstance(inner, CodeType))
+
+
+def _sparing(function: FunctionType, others: Mapping[str, Any]) -> FunctionType:
+    """``function`` of torch as it is, with `_Torch` for torch, and ``others`` for more of its module's names."""
+    builtin_names = {**vars(builtins), "__import__": _import}
+    names = {**function.__globals__, **others, "torch": _TORCH, "__builtins__": builtin_names}
+    copy = FunctionType(
+        function.__code__, names, function.__name__, function.__defaults__, function.__closure__
+    )
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
+
+
+def default_settings(variables: Mapping[str, str]) -> dict[str, Any]:
+    """Settings of torch's compiler that modes of fake tensors read, as ``torch/_dynamo/config.py`` takes them from the
+    environment.
+    """
+    return {
+        "fake_tensor_cache_enabled": variables.get("TORCH_FAKE_TENSOR_DISPATCH_CACHE", "1") == "1",
+        "fake_tensor_cache_crosscheck_enabled": (
+            variables.get("TORCH_FAKE_TENSOR_DISPATCH_CACHE_CROSSCHECK", "0") == "1"
+        ),
+        "_custom_ops_profile": None,
+    }
+
+
+class _Source:
+    """Where a tensor comes from, in words. Torch gives these names to its symbolic sizes, and fake tensors with plain
+    numbers for sizes have none.
+    """
+
+    def __init__(self, *parts: object) -> None:
+        self.name = ".".join(getattr(part, "name", str(part)) for part in parts)
+
+
+class _RandomValueSource(_Source):
+    """Torch asks whether a tensor comes from one."""
+
+
+class _Compiler:
+    """Stands for ``torch._dynamo``, or for a module in it, in methods that need little of it."""
+
+    def __init__(self, name: str, known: Mapping[str, Any]) -> None:
+        self._name, self._known = name, known
+
+    def __getattr__(self, name: str) -> Any:
+        if COMPILER not in sys.modules and name in self._known:
+            return self._known[name]
+        return getattr(importlib.import_module(self._name), name)
+
+
+class _Torch:
+    """Stands for torch in methods that need little of its compiler."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_dynamo" and COMPILER not in sys.modules:
+            return _COMPILER
+        return getattr(torch, name)
+
+
+_TORCH = _Torch()
+_KINDS = dict.fromkeys(("AttrSource", "ConstantSource", "EphemeralSource"), _Source)
+_MODULES = {
+    "config": _Compiler(f"{COMPILER}.config", default_settings(os.environ)),
+    "source": _Compiler(f"{COMPILER}.source", {**_KINDS, "RandomValueSource": _RandomValueSource}),
+}
+_COMPILER = _Compiler(COMPILER, _MODULES)
+
+
+def _import(
+    name: str,
+    globals: Mapping[str, object] | None = None,
+    locals: Mapping[str, object] | None = None,
+    fromlist: tuple[str, ...] | None = (),
+    level: int = 0,
+) -> Any:
+    """``__import__``, but for `_MODULES` while nobody has imported the compiler; ``import torch.x`` gives `_Torch`."""
+    package, _, last = name.rpartition(".")
+    if package == COMPILER and last in _MODULES and COMPILER not in sys.modules:
+        return _MODULES[last] if fromlist else _TORCH
+    module = builtins.__import__(name, globals, locals, fromlist or (), level)
+    return _TORCH if module is torch else module
