@@ -25,7 +25,7 @@ from podrun.compiler.forward_trace import Trace, evaluate_forward
 from podrun.compiler.ipu_memory import SegmentWork, ipu_memory
 from podrun.compiler.jaxprs import abstract, buffer
 from podrun.compiler.memory_remedies import largest_need, remedies
-from podrun.compiler.model_collectives import alone
+from podrun.compiler.model_collectives import alone, has_exchange
 from podrun.compiler.program import PipelineOrder, Program, joint
 from podrun.compiler.segments import PieceSegment, Placement, split_at_places
 from podrun.compiler.timeline import (
@@ -153,9 +153,14 @@ def micro_batch_segments(program: Program, traced: Trace, placement: Placement) 
 
 
 def _traced_step(program: Program, traced: Trace) -> tuple[Any, tuple[str, ...], tuple[str, ...]]:
-    """Forward, and backward if there is a loss: the jaxpr, its arguments' names, its results' names."""
+    """Forward, and backward if there is a loss: the jaxpr, its arguments' names, its results' names. The trace itself
+    where nothing is differentiated, rounded or exchanged.
+    """
     weights = [name for name in traced.parameters if program.parameters[name].trainable and program.update]
     names = (*traced.parameters, *traced.inputs)
+    differentiated = program.loss is not None and bool(weights)
+    if not (differentiated or traced.stochastic or has_exchange(traced.jaxpr.jaxpr)):
+        return traced.jaxpr, (*names, "key"), traced.outputs
 
     def run(*arguments: object) -> Any:
         named = dict(zip(names, arguments[:-1], strict=True))
@@ -164,7 +169,7 @@ def _traced_step(program: Program, traced: Trace) -> tuple[Any, tuple[str, ...],
             values = evaluate_forward(traced, [*(named | chosen).values(), arguments[-1]], {}, alone)
             return values[program.loss] if program.loss else jnp.float32(0), values
 
-        if program.loss is None or not weights:
+        if not differentiated:
             return list(forward({})[1].values())
         loss, pull_back, values = jax.vjp(forward, {n: named[n] for n in weights}, has_aux=True)
         return [*values.values(), *pull_back(jnp.ones_like(loss))[0].values()]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from podrun.compiler import cost
 from podrun.compiler.compile import CompileOptions, compile_program, model_program
 from podrun.compiler.program import AnchorSpec, Beside, Program, Transfers
 from podrun.core.errors import InvalidOptionError
@@ -64,6 +65,28 @@ def test_a_compiled_pipeline_has_the_report_of_the_model() -> None:
     program = chain([0, 1, 2], accumulation_factor=2, replicas=2, pipelined=True)
     for target in ("gc200", "bow"):
         assert report(program, target) == compile_program(program, target=target).tile_report
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        mlp(loss=None, anchors=(AnchorSpec("loss"), AnchorSpec("h0"))),
+        replace(
+            chain([0, 1, 2], accumulation_factor=2, dropout=True, skip=True, pipelined=True),
+            loss=None,
+            update=None,
+        ),
+    ],
+    ids=["layers", "pipeline"],
+)
+def test_inference_costs_what_its_trace_evaluated_once_more_costs(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = report(program)
+    asked: list[object] = []
+    monkeypatch.setattr(cost, "has_exchange", lambda jaxpr: not asked.append(jaxpr))
+    assert report(program) == found
+    assert len(asked) == 1
 
 
 @pytest.mark.slow
