@@ -1,9 +1,9 @@
 """Random words: Threefry-2x32, as a function of its own in StableHLO.
 
-JAX's generator of random numbers is a primitive, which becomes a loop on CPUs. XLA compiles that loop through MLIR for
-50 to 100 ms of a core, and for another second in a process that compiles nothing else that way; a program with dropout
-has two for each of its layers. So a piece calls a function by the name of `RANDOM_WORDS`, and machines replace the call
-by native code of the same bits (`podrun.device.xla.own_functions`).
+JAX's generator of random numbers is a primitive, which becomes a loop on CPUs. XLA compiles such a loop, through MLIR,
+for 0.5 to 1.5 s of a core in a piece of its own and 50 to 100 ms beside others; a program with dropout has two for each
+of its layers. So a piece calls a function by the name of `RANDOM_WORDS`, and machines replace the call by native code
+of the same bits (`podrun.device.xla.own_functions`).
 
 Words of a counter depend on the key and the counter alone. So a piece that is divided, or whose samples are folded to
 one axis, draws the same numbers.

@@ -1,11 +1,12 @@
 """Uses of JAX beyond its public API about exported programs: their StableHLO, and the axes of its operations.
 
-The names are in `podrun.private_apis.jax.USES`.
+The names are in `podrun.private_apis.jax.USES`; the one parameter beyond it is in `takes_formulas`.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -93,9 +94,23 @@ def export_for_cpu(
     formulas: Mapping[Primitive, Callable[..., Sequence[Any]]],
 ) -> Exported:
     """``function`` of such operands as StableHLO for the CPU. ``formulas``: what primitives become there in place of
-    what JAX makes of them, as functions of their operands that give a list of their results."""
+    what JAX makes of them, as functions of their operands that give a list of their results. A JAX whose ``export`` has
+    no ``_override_lowering_rules`` makes of them what it makes: the formulas have to give the same bits."""
     import jax.export
     from jax.interpreters import mlir
 
     rules = tuple((primitive, mlir.lower_fun(formula)) for primitive, formula in formulas.items())
-    return jax.export.export(jax.jit(function), platforms=("cpu",), _override_lowering_rules=rules)(*operands)
+    export: Callable[..., Callable[..., Exported]] = jax.export.export
+    options = {_RULES: rules} if takes_formulas() else {}
+    return export(jax.jit(function), platforms=("cpu",), **options)(*operands)
+
+
+@functools.cache
+def takes_formulas() -> bool:
+    """Whether the installed JAX lets `export_for_cpu` say what primitives become."""
+    import jax.export
+
+    return _RULES in inspect.signature(jax.export.export).parameters
+
+
+_RULES = "_override_lowering_rules"

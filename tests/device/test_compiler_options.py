@@ -1,4 +1,4 @@
-"""Pieces are compiled without MLIR but for loops of floats, halves, two operators: the same bits or as few errors."""
+"""Pieces are compiled without MLIR but for loops, halves and two operators, and have the same bits or as few errors."""
 
 from __future__ import annotations
 
@@ -24,14 +24,6 @@ def looped(x: Any) -> Any:
     return jax.lax.fori_loop(0, 9, lambda _, y: y - 0.1 * jnp.sin(y), x)
 
 
-def dropped(x: Any) -> Any:
-    return jnp.where(jax.random.bernoulli(jax.random.key(3), 0.5, x.shape), 2 * x, 0)
-
-
-def logarithm(x: Any) -> Any:
-    return jax.lax.fori_loop(0, 9, lambda _, y: y // 2, jnp.abs(1000 * x).astype(jnp.int32))
-
-
 @jax.jit
 def meanwhile(x: Any) -> Any:
     """Its name has that of a loop in it."""
@@ -53,14 +45,13 @@ PLAIN: dict[str, Function] = {
     "integers": lambda x: (x * 7).astype(jnp.int32) % 5,
     "double": lambda x: jnp.exp(x.astype(jnp.float64)),
     "softmax": lambda x: jax.nn.softmax(x.reshape(-1, 10)),
-    "loop of integers": logarithm,
 }
 
 
 @pytest.mark.parametrize(
     ("function", "goes"),
-    [(f, True) for f in THROUGH_MLIR.values()] + [(f, False) for f in (*PLAIN.values(), dropped)],
-    ids=[*THROUGH_MLIR, *PLAIN, "random numbers"],
+    [(f, True) for f in THROUGH_MLIR.values()] + [(f, False) for f in PLAIN.values()],
+    ids=[*THROUGH_MLIR, *PLAIN],
 )
 def test_what_needs_mlir_goes_through_it(function: Function, goes: bool) -> None:
     with jax.enable_x64(True):
@@ -99,15 +90,6 @@ def test_bits_do_not_depend_on_how_values_are_divided(functions: dict[str, Funct
         for name, right, *divided in zip(functions, whole, *parts, strict=True):
             part = np.concatenate(divided)
             np.testing.assert_array_equal(part, right[: len(part)], err_msg=name)
-
-
-def test_random_numbers_are_those_of_jax() -> None:
-    value = np.random.default_rng(3).standard_normal(4000, np.float32)
-    with jax.enable_x64(True):
-        dropped_by_jax = np.asarray(dropped(value))
-    assert 0.4 < np.mean(dropped_by_jax == 0) < 0.6
-    (result,) = computed(dropped, value)
-    np.testing.assert_array_equal(result, dropped_by_jax)
 
 
 @pytest.mark.parametrize(

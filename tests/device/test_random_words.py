@@ -17,7 +17,13 @@ from podrun.compiler.random_words import random_words, threefry
 from podrun.core.names import RANDOM_WORDS
 from podrun.device.xla import convolutions
 from podrun.device.xla.compiler_options import WITHOUT_MLIR
-from podrun.device.xla.own_functions import RANDOM_WORDS_TARGET, rewrite_random_words
+from podrun.device.xla.own_functions import (
+    OPERATIONS_PER_COUNTER,
+    RANDOM_WORDS_TARGET,
+    operations_of_words,
+    rewrite_random_words,
+)
+from podrun.private_apis.jax import stablehlo
 
 native: Any = importlib.import_module("podrun.device.xla._onednn") if convolutions.available() else None
 needs_native = pytest.mark.skipif(native is None, reason="podrun's C module is not built")
@@ -134,6 +140,32 @@ def test_a_function_of_that_name_with_other_types_stays(shapes: list[tuple[int, 
     lowered = jax.jit(lambda *v: called(*v) + 1).lower(*(words(*shape) for shape in shapes))
     assert f"call @{RANDOM_WORDS}" in lowered.as_text()
     assert rewrite_random_words(lowered, lambda: True) == 0
+
+
+@needs_native
+def test_words_of_nothing_beside_others_are_compiled_as_they_are() -> None:
+    def both(key: Any) -> tuple[Any, Any]:
+        key = jax.random.wrap_key_data(key)
+        return jax.random.bits(key, (0,)), jax.random.bits(key, (8,))
+
+    kind = jax.ShapeDtypeStruct((2,), np.uint32)
+    piece = export.PieceFunction(
+        "p", lambda buffers: dict(zip("ab", both(buffers["key"]), strict=True)), {"key": kind}, ("a", "b")
+    )
+    exported = jax.export.deserialize(bytearray(export.export_piece(piece).stablehlo))
+    lowered = jax.jit(exported.call).lower(kind)
+    assert rewrite_random_words(lowered, lambda: True) == 1
+    empty, drawn_words = lowered.compile()(words(2))
+    assert empty.shape == (0,)
+    np.testing.assert_array_equal(drawn_words, both(words(2))[1])
+
+
+def test_words_do_not_count_among_the_operations_that_choose_threads() -> None:
+    kinds = [jax.ShapeDtypeStruct((), np.uint32)] * 2 + [jax.ShapeDtypeStruct((5000,), np.uint32)] * 2
+    lowered = jax.jit(lambda *v: random_words(*v)).lower(*kinds)
+    by_xla = (lowered.cost_analysis() or {})["flops"]
+    assert operations_of_words(stablehlo(lowered)) == 5000 * OPERATIONS_PER_COUNTER
+    assert 0 <= by_xla - 5000 * OPERATIONS_PER_COUNTER < 10
 
 
 @needs_native

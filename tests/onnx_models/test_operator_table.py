@@ -18,7 +18,7 @@ from tests.onnx_models import operator_table as table
 
 ALL = table.names()
 SMOOTH_STEP = 1e-6
-QUICK = 72
+QUICK = 36
 """Of the slow tables one operator in so many runs by default."""
 
 

@@ -154,6 +154,8 @@ def test_locations_go_and_the_function_stays() -> None:
 
 
 def test_primitives_are_exported_by_other_formulas() -> None:
+    assert jax_exports.takes_formulas()
+
     def run(x: jax.Array) -> jax.Array:
         return jax.jit(jnp.sin)(x) + 1
 

@@ -38,6 +38,7 @@ from podrun.core.aligned_memory import ScratchArrays, is_aligned
 from podrun.core.environment import XLA_FLAGS, environment
 from podrun.core.errors import ApplicationRuntimeError
 from podrun.device.xla.operation_bounds import most_operations
+from podrun.device.xla.own_functions import operations_of_words
 from podrun.private_apis.jax import stablehlo, start_cpu_client
 
 if TYPE_CHECKING:
@@ -55,10 +56,12 @@ _starting = threading.Lock()
 
 
 def needs_two_threads(lowered: Lowered) -> bool:
-    """Whether two threads compute a ``jax.stages.Lowered``, as it is before anything is rewritten."""
-    if most_operations(stablehlo(lowered)) >= WORTH_SHARING:
+    """Whether two threads compute a ``jax.stages.Lowered``, as it is before anything is rewritten. Random words do not
+    count: native code computes them, on threads of its own."""
+    module = stablehlo(lowered)
+    if most_operations(module) >= WORTH_SHARING:
         analysis = lowered.cost_analysis() or {}
-        if float(analysis.get("flops", 0.0)) >= WORTH_SHARING:
+        if float(analysis.get("flops", 0.0)) - operations_of_words(module) >= WORTH_SHARING:
             return True
     from jax import tree
 

@@ -11,6 +11,8 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from podrun.private_apis.jax_exports import convolution_axes
+
 if TYPE_CHECKING:
     from podrun.private_apis.mlir_types import MlirModule, MlirOperation, MlirRegion, MlirType
 
@@ -22,6 +24,7 @@ _PRODUCT = "stablehlo.dot_general"
 _CONVOLUTION = "stablehlo.convolution"
 _WINDOWED = frozenset({"stablehlo.reduce_window", "stablehlo.select_and_scatter"})
 _CALLS = frozenset({"func.call", "call"})
+_RETURNS = frozenset({"func.return", "return"})
 _FEW = 16
 """Operations inside another one at most, such as those of a reduction to the greatest, that are each done for every
 element."""
@@ -76,6 +79,8 @@ def _in_operation(
 ) -> float:
     if op.name in _CALLS:
         return _in_function(op.attributes["callee"].value, functions, known, sizes)
+    if op.name in _RETURNS:
+        return 0.0
     inside = sum(_operations_in(region) for region in op.regions)
     if op.name in _UNBOUNDED or inside > _FEW:
         return math.inf
@@ -85,7 +90,8 @@ def _in_operation(
         # With b products of m x k and k x n numbers, the root is m * k * n times the root of b * b * b.
         return 2.0 * math.sqrt(float(operands[0]) * operands[1] * results[0])
     if op.name == _CONVOLUTION:
-        return 2.0 * results[0] * operands[1]
+        _, of_weights, _ = convolution_axes(op.attributes["dimension_numbers"])
+        return 2.0 * results[0] * operands[1] / op.operands[1].type.shape[of_weights[-1]]
     weight = max(inside, PER_ELEMENT if op.name.startswith("stablehlo.") else PER_ELEMENT_OF_CHLO)
     if op.name in _WINDOWED:
         weight *= math.prod(int(size) for size in op.attributes["window_dimensions"])
@@ -93,9 +99,9 @@ def _in_operation(
 
 
 def _operations_in(region: MlirRegion) -> int:
-    """Operations of a region; more than `_FEW` if some have others inside."""
+    """Operations of a region; more than `_FEW` if some have or call others."""
     inner = [op.operation for block in region for op in block]
-    return _FEW + 1 if any(len(op.regions) for op in inner) else len(inner)
+    return _FEW + 1 if any(len(op.regions) or op.name in _CALLS for op in inner) else len(inner)
 
 
 def _elements(kind: MlirType, sizes: dict[MlirType, int]) -> int:

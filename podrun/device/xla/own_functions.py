@@ -29,10 +29,12 @@ if TYPE_CHECKING:
 
     from jax.stages import Lowered
 
-    from podrun.private_apis.mlir_types import MlirOperation
+    from podrun.private_apis.mlir_types import MlirModule, MlirOperation
 
 RANDOM_WORDS_TARGET = "podrun_random_words"
 """The name of the call in a program."""
+OPERATIONS_PER_COUNTER = 117
+"""What XLA counts for both words of a counter."""
 MOST_ELEMENTS = (1 << 31) - 1
 """Of an array that native code computes."""
 
@@ -60,11 +62,7 @@ def replace_function(lowered: Lowered, function: OwnFunction, available: Callabl
     ``available``: whether the module is there, asked only if there is such a call.
     """
     module = stablehlo(lowered)
-    calls = [
-        op
-        for op in nested(module.operation)
-        if op.name == "func.call" and function.matches(str(op.attributes["callee"])) and function.fits(op)
-    ]
+    calls = _calls(module, function)
     if not calls:
         return 0
     ir, native = mlir(), available()
@@ -75,15 +73,35 @@ def replace_function(lowered: Lowered, function: OwnFunction, available: Callabl
             else:
                 call.attributes[NOT_INLINED] = ir.DictAttr.get({"inlineable": ir.StringAttr.get("false")})
         if native:
-            for op in list(module.body.operations):
-                if function.matches(f"@{ir.StringAttr(op.attributes['sym_name']).value}"):
-                    op.operation.erase()
+            _erase_uncalled(module, function)
     return len(calls) if native else 0
+
+
+def _calls(module: MlirModule, function: OwnFunction) -> list[MlirOperation]:
+    return [
+        op
+        for op in nested(module.operation)
+        if op.name == "func.call" and function.matches(str(op.attributes["callee"])) and function.fits(op)
+    ]
+
+
+def _erase_uncalled(module: MlirModule, function: OwnFunction) -> None:
+    """Erase the functions of that name but those that calls with other types still name."""
+    called = {str(op.attributes["callee"]) for op in nested(module.operation) if op.name == "func.call"}
+    for op in list(module.body.operations):
+        symbol = f"@{op.attributes['sym_name'].value}"
+        if function.matches(symbol) and symbol not in called:
+            op.operation.erase()
 
 
 def rewrite_random_words(lowered: Lowered, available: Callable[[], bool]) -> int:
     """`replace_function` for random words."""
     return replace_function(lowered, _WORDS, available)
+
+
+def operations_of_words(module: MlirModule) -> int:
+    """Operations that XLA counts for the random words of a module before they are replaced."""
+    return OPERATIONS_PER_COUNTER * sum(math.prod(op.operands[2].type.shape) for op in _calls(module, _WORDS))
 
 
 def _are_words(call: MlirOperation) -> bool:

@@ -37,7 +37,7 @@ from podrun.device.xla.clients import (
     two_thread_device,
     use_one_heap,
 )
-from podrun.device.xla.compiler_options import ALWAYS_MLIR, COMPILER_OPTIONS, WITHOUT_MLIR, options_for
+from podrun.device.xla.compiler_options import COMPILER_OPTIONS, WITHOUT_MLIR, options_for
 from podrun.device.xla.convolutions import available, failed_to_load, formulation
 from podrun.device.xla.custom_calls import check_calls, check_operations
 from podrun.device.xla.dense_programs import DenseCall, DenseProgram, dense_program, may_be_dense
@@ -253,7 +253,6 @@ def _key(computation: Computation, donated: tuple[int, ...], in_place: Mapping[i
                 sorted(in_place.items()),
                 sorted(COMPILER_OPTIONS.items()),
                 sorted(WITHOUT_MLIR.items()),
-                sorted(ALWAYS_MLIR),
                 jax.__version__,
                 instruction_set(),
                 environment().get(XLA_FLAGS),
