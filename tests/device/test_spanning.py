@@ -174,10 +174,12 @@ def compare(case: Case, pieces: PieceCache) -> None:
 
 SEEN_ALONE: dict[str, Any] = {"loss": None, "update": None, "anchors": SEEN}
 BY_DEFAULT = {
-    "three machines": Case((2, 15, 8), 16, 1, 1, {"accumulation_factor": 5, **SEEN_ALONE}),
-    "dropout": Case((2, 4), 8, 1, 1, {"accumulation_factor": 2, "dropout": True, **SEEN_ALONE}),
+    "three machines": Case((2, 15, 8), 16, 1, 1, {"accumulation_factor": 5, "dropout": True, **SEEN_ALONE}),
+    "trained pipeline": Case(
+        (2, 4), 8, 2, 2, {"accumulation_factor": 2, "pipelined": True, "update": Momentum()}
+    ),
 }
-"""Not more dropout: XLA compiles that of a layer for a quarter of a second."""
+"""Inference in turn, and training in a pipeline by two instances: gradients are cleared on every machine."""
 
 
 @pytest.mark.parametrize("case", BY_DEFAULT.values(), ids=BY_DEFAULT)
@@ -199,7 +201,7 @@ def test_running_means_start_anew_on_every_machine(pieces: PieceCache) -> None:
     compare(Case((1, 4, 6), 8, 1, 1, options), pieces)
 
 
-@pytest.mark.slow  # The generated cases above go over machines by default, in pipelines too.
+@pytest.mark.slow  # `BY_DEFAULT` has a pipeline over machines, which is compared bit by bit.
 @pytest.mark.parametrize("batches", [2, 5])
 def test_eight_stages_agree_with_one_ipu(pieces: PieceCache, batches: int) -> None:
     """Bits belong to segments: against the model in one piece it is float32 rounding."""

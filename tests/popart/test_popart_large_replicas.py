@@ -31,7 +31,7 @@ def assert_same(found, expected):
 
 
 @pytest.mark.parametrize("optimizer", [None, clipped], ids=["sgd", "clipping by the norm of all weights"])
-@pytest.mark.slow  # By default `tests/device/test_spanning.py` compares replicas over machines with one machine.
+@pytest.mark.slow  # By default `tests/device/test_spanning.py` trains a pipeline over machines as on one.
 def test_a_pipeline_over_two_machines_trains_as_on_one(optimizer):
     found = []
     for places, ipus in (([0, 3, 4, 7], 8), ([0, 1, 2, 3], 4)):
