@@ -273,16 +273,22 @@ def _file_of(module: str) -> Path:
     return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 
 
+def _named(statement: ast.Import | ast.ImportFrom, module: str) -> list[str]:
+    """Names that an import statement may stand for."""
+    if isinstance(statement, ast.Import):
+        return [name.name for name in statement.names]
+    assert not statement.level, f"{module}, line {statement.lineno}: a relative import is not followed here"
+    return [f"{statement.module}.{name.name}" for name in statement.names]
+
+
 def _imported_at_once(module: str) -> Iterator[str]:
     """Names that a module's import statements outside of functions may stand for, with the packages above them."""
     path = _file_of(module)
     waiting = list(syntax_tree(path).body) if path.exists() else []
     while waiting:
         node = waiting.pop()
-        if isinstance(node, ast.Import):
-            yield from (name.name for name in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield from (f"{node.module}.{name.name}" for name in node.names)
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield from _named(node, module)
         elif isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
             waiting += node.orelse
         elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -290,13 +296,13 @@ def _imported_at_once(module: str) -> Iterator[str]:
 
 
 def _imported_anywhere(module: str) -> Iterator[str]:
-    """The same of all its import statements."""
+    """The same of all its import statements, and of ``import_module`` with a name that is written there."""
     path = _file_of(module)
     for node in syntax_nodes(path) if path.exists() else ():
-        if isinstance(node, ast.Import):
-            yield from (name.name for name in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield from (f"{node.module}.{name.name}" for name in node.names)
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield from _named(node, module)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == "import_module":
+            yield from (word.value for word in node.args[:1] if isinstance(word, ast.Constant))
 
 
 def _reached(modules: list[str], imported: Callable[[str], Iterator[str]]) -> set[str]:
