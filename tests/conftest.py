@@ -31,6 +31,10 @@ settings.register_profile("few", settings.get_profile("all"), max_examples=ALL_E
 settings.load_profile("all")
 # Hypothesis tries constants of this project's modules too, of those that happen to be imported: examples would differ
 # with the files that a run has. Reading a thousand modules for that takes seconds of every run in a fresh folder.
+for _name in ("_get_local_constants", "_local_constants"):
+    assert hasattr(providers, _name), (
+        f"this Hypothesis has no {providers.__name__}.{_name}: see how it collects constants of modules"
+    )
 providers._get_local_constants = lambda: providers._local_constants
 
 ROOT = Path(__file__).resolve().parent.parent
