@@ -345,11 +345,13 @@ def test_ray_begins_before_the_launchs_own_server_once_nothing_can_refuse_it(
     monkeypatch.setattr(BegunPool, "begun", [])
     environ = {"PATH": os.defpath, "IPUOF_VIPU_API_PORT": str(silent_port)}
     with socket.socket() as taken, socket.socket() as free:
+        # Bound so and not listening, it leaves its port to a server that is told the number and binds in the same way,
+        # as gRPC's does, and to no program that takes any port.
+        free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         for bound in (taken, free):
             bound.bind(("127.0.0.1", 0))
         taken.listen()
         ports = {"taken": taken.getsockname()[1], "free": free.getsockname()[1]}
-        free.close()
         line = parse_command_line([*words.format(**ports).split(), "true"])
         spec = plan_launch(line.options, line.program, LaunchContext(environ, "/", "python"))
         server = LaunchServer(CurrentLaunch(spec), environ, Log(stream=io.StringIO()))
