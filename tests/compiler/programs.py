@@ -27,7 +27,8 @@ def compiled(program: Program) -> Executable:
 
 
 def modelled(program: Program) -> dict[str, Any]:
-    """The tile report of the Program as `compiled` has it (as ``test_cost.py`` holds), not compiled; once for each."""
+    """The tile report of the Program as `compiled` has it, not compiled; once for each. ``test_cost.py`` compares the
+    two for programs of some kinds: whole, pipelined, with sharded state, with groups of replicas."""
     if id(program) not in _MODELLED:
         _MODELLED[id(program)] = program, model_program(program)
     return _MODELLED[id(program)][1]

@@ -10,17 +10,19 @@ import pytest
 
 from podrun.compiler import cost
 from podrun.compiler.compile import CompileOptions, compile_program, model_program
-from podrun.compiler.program import AnchorSpec, Beside, Program, Transfers
+from podrun.compiler.program import AnchorSpec, Beside, Locations, Program, Transfers
 from podrun.core.errors import InvalidOptionError
 from podrun.costmodel.exchange import neighbour_seconds
+from podrun.costmodel.settings import Location
 from podrun.costmodel.target import chip
 
-from .programs import Clipped, Sgd, mlp
+from .programs import Adam, Clipped, Sgd, mlp
+from .test_groups import CONSECUTIVE, group_of, grouped
 from .test_sharding import chain
 
 
 def report(program: Program, target: str = "gc200") -> dict[str, Any]:
-    """As compiling gives it, which `test_folding_does_not_enter_the_model` and the next one hold."""
+    """As compiling gives it, which `test_folding_does_not_enter_the_model` and the next one hold for some."""
     return model_program(program, target=target)
 
 
@@ -61,10 +63,22 @@ def test_folding_does_not_enter_the_model() -> None:
     assert report(program) == compile_program(program).tile_report == small.tile_report
 
 
-def test_a_compiled_pipeline_has_the_report_of_the_model() -> None:
-    program = chain([0, 1, 2], accumulation_factor=2, replicas=2, pipelined=True)
-    for target in ("gc200", "bow"):
-        assert report(program, target) == compile_program(program, target=target).tile_report
+@pytest.mark.parametrize(
+    "program",
+    [
+        chain([0, 1, 2], accumulation_factor=2, replicas=2, pipelined=True),
+        replace(
+            mlp(accumulation_factor=2, replicas=4, update=Adam()),
+            locations=Locations(*3 * (Location(shards=4, min_sharded=1),)),
+        ),
+        grouped(mlp(accumulation_factor=2, replicas=4), {"w0": group_of(CONSECUTIVE, 4, 2)}),
+    ],
+    ids=["pipeline", "sharded state", "groups of replicas"],
+)
+@pytest.mark.parametrize("target", ["gc200", "bow"])
+@pytest.mark.sample(2)
+def test_a_compiled_program_has_the_report_of_the_model(program: Program, target: str) -> None:
+    assert report(program, target) == compile_program(program, target=target).tile_report
 
 
 @pytest.mark.parametrize(

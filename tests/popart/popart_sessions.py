@@ -90,8 +90,9 @@ def training(
 
 
 def modelled(session: popart.Session) -> dict[str, Any]:
-    """The tile report that a session on a Mk2 has once it is prepared, without compiling its program; that the two are
-    equal is held by ``test_popart_phases.py`` and ``test_popart_pipelining.py``.
+    """The tile report that a session on a Mk2 has once it is prepared, without compiling its program.
+    ``test_popart_phases.py`` and ``test_popart_pipelining.py`` compare the two for a session each, and
+    ``tests/compiler/test_cost.py`` for programs of more kinds.
     """
     return model_program(session.parts.model.built.program)
 
