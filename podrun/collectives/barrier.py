@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn, Protocol
 
 from podrun.collectives import linux
 from podrun.collectives.group import different_collectives
-from podrun.collectives.linux import Futex, address_of
+from podrun.collectives.linux import Futex
 from podrun.core.errors import PodrunError
 from podrun.core.shared_region import SharedRegion
 
@@ -328,7 +328,7 @@ class ArrivalCounter:
         self._count = 0
         self._counts = view[_COUNTS : _COUNTS + 8 * board.ranks].cast("Q")
         self._asleep = view[_ASLEEP : _ASLEEP + 8].cast("Q")
-        self._doorbell = Futex(address_of(region.map) + _DOORBELL)
+        self._doorbell = Futex(region.map, _DOORBELL)
         order = linux.c_module.fence if linux.c_module is not None else board.barriers.fence or os.sched_yield
         self._stored: Callable[[], object] = order
         """Makes a rank's stores take effect before its next loads; x86 too may reorder these."""

@@ -29,7 +29,7 @@ from typing import Any, NoReturn
 
 from podrun.collectives.barrier import DIGEST_BYTES, LABEL_BYTES, Barriers, barrier_bytes, label_text
 from podrun.collectives.group import ClosedError, GroupError, RankLostError, RankMissingError
-from podrun.collectives.linux import Futex, ProcessWatch, address_of, boot_ticks, create_region, open_region
+from podrun.collectives.linux import Futex, ProcessWatch, boot_ticks, create_region, open_region
 from podrun.core.error_codec import error_from_json, error_to_dict
 from podrun.core.errors import ConflictError, InternalError, PodrunError
 from podrun.core.shared_region import SharedRegion
@@ -70,7 +70,7 @@ class GroupBoard:
         self.total = ranks
         self.patience = _PATIENCE
         """Most seconds that a rank waits for another to release the board's lock."""
-        self.doorbell = Futex(address_of(region.map) + _DOORBELL)
+        self.doorbell = Futex(region.map, _DOORBELL)
         self.more_doorbells: list[Futex] = []
         """Others on which ranks sleep, which are rung too when this rank fails the group or leaves it."""
         view = memoryview(region.map)
@@ -259,12 +259,13 @@ class GroupBoard:
             ).encode()
             if len(payload) > _ERROR_BYTES:
                 payload = json.dumps({k: str(error.get(k, ""))[:8000] for k in ("type", "message")}).encode()
-        with contextlib.suppress(ClosedError), self._locked():
-            if not self.failed[0]:
-                self._error[: len(payload)] = payload
-                self.order()
-                self.failed[0] = len(payload)
-        self._wake_all()
+        with contextlib.suppress(ClosedError):
+            with self._locked():
+                if not self.failed[0]:
+                    self._error[: len(payload)] = payload
+                    self.order()
+                    self.failed[0] = len(payload)
+            self._wake_all()
 
     def failure(self) -> PodrunError | None:
         """The error that ended the group, or None while it works."""

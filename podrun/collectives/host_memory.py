@@ -33,7 +33,7 @@ from podrun.collectives.group import (
     unknown_arena,
     wrong_kind,
 )
-from podrun.collectives.linux import Futex, address_of, create_region, open_region, whole_pages
+from podrun.collectives.linux import Futex, create_region, open_region, whole_pages
 from podrun.core.executable import Array, Reduction, numpy_dtype
 from podrun.core.quick_dataclass import dataclass
 from podrun.core.shared_region import SharedRegion
@@ -193,18 +193,15 @@ def channel_bytes() -> int:
 
 class MessageChannel:
     """One end of the pipe from rank ``source`` to rank ``dest``. ``patient``: it sleeps at once where it waits, for as
-    long as `_PATIENT_SLICE` allows.
+    long as `_PATIENT_SLICE` and the group's timeout allow.
     """
 
     def __init__(self, region: SharedRegion, board: GroupBoard, source: int, dest: int) -> None:
         view = memoryview(region.map)
         self._head = view[_HEAD : _HEAD + 8].cast("Q")
         self._tail = view[_TAIL : _TAIL + 8].cast("Q")
-        base = address_of(region.map)
-        self._data_doorbell, self._space_doorbell = (
-            Futex(base + _DATA_DOORBELL),
-            Futex(base + _SPACE_DOORBELL),
-        )
+        self._data_doorbell = Futex(region.map, _DATA_DOORBELL)
+        self._space_doorbell = Futex(region.map, _SPACE_DOORBELL)
         self._ring: ByteView = np.frombuffer(region.map, np.uint8, RING_BYTES, _BYTES)
         self._board, self._source, self._dest = board, source, dest
         board.more_doorbells += (self._data_doorbell, self._space_doorbell)
@@ -300,9 +297,9 @@ class MessageChannel:
         if not count:
             self._board.check()
             if self.patient:
-                slices = (_PATIENT_SLICE, _PATIENT_SLICE)
+                slice = min(_PATIENT_SLICE, timeout)  # A group with a shorter timeout ends when it says.
                 self._board.sleep_until(
-                    lambda: ready() > 0, lambda: [peer], doorbell, reason, timeout, slices=slices
+                    lambda: ready() > 0, lambda: [peer], doorbell, reason, timeout, slices=(slice, slice)
                 )
             else:
                 self._board.wait_until(lambda: ready() > 0, lambda: [peer], doorbell, reason, timeout)

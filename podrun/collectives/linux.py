@@ -44,11 +44,6 @@ _EVERYONE = 0x7FFFFFFF
 _SYSCALL_NUMBER = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}
 
 
-def address_of(buffer: Any) -> int:
-    """The address of a writable buffer in this process; valid while the buffer exists."""
-    return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
-
-
 class _Timespec(ctypes.Structure):
     _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
 
@@ -66,12 +61,12 @@ def _number() -> int:
 
 
 class Futex:
-    """The futex at an address of a shared mapping, which the caller keeps alive."""
+    """The futex ``offset`` bytes into a shared mapping, which it keeps alive: it may be rung after all else is gone."""
 
-    def __init__(self, address: int) -> None:
+    def __init__(self, mapping: Any, offset: int) -> None:
         self._number = ctypes.c_long(_number())
-        self._address = ctypes.c_void_p(address)
-        self._word = ctypes.c_uint32.from_address(address)
+        self._word = ctypes.c_uint32.from_buffer(mapping, offset)
+        self._address = ctypes.c_void_p(ctypes.addressof(self._word))
         self._wake_args = (self._number, self._address, ctypes.c_int(_FUTEX_WAKE), ctypes.c_int(_EVERYONE))
 
     @property

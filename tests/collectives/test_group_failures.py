@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
@@ -13,8 +14,10 @@ from collective_ranks import PATIENCE, hold_clock, on_all, ranks
 from faulty_ranks import PROCESSES
 
 from podrun.collectives import Group, GroupError, RankLostError, RankMissingError, create, join_group
+from podrun.collectives.linux import Futex
+from podrun.collectives.shared_memory import SharedMemoryGroup
 from podrun.core.error_codec import error_to_dict
-from podrun.core.errors import ErrorCode, RecoverableRuntimeError, RecoveryAction
+from podrun.core.errors import ApplicationRuntimeError, ErrorCode, RecoverableRuntimeError, RecoveryAction
 
 
 def test_a_rank_that_does_not_come_is_named_on_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,6 +117,33 @@ def test_abort_from_another_thread_wakes_a_waiting_rank() -> None:
         with pytest.raises(Exception, match="enough"):
             groups[0].barrier()
         thread.join()
+
+
+def test_a_group_whose_memory_is_gone_but_for_its_doorbells_can_be_closed_and_aborted() -> None:
+    """Whoever failed a group rings the doorbells of channels, of which nothing else may be left."""
+    with ranks(2) as groups:
+        members = [group for group in groups if isinstance(group, SharedMemoryGroup)]
+        assert len(members) == 2
+        for group in members:
+            group.message_channel(0, 1)
+        for group in members:
+            group._channels.clear()
+            group._memory.close()
+        gc.collect()
+        groups[0].abort(error_to_dict(ApplicationRuntimeError("the pump stopped")))
+        for error in on_all(groups, lambda group: group.barrier()):
+            assert isinstance(error, ApplicationRuntimeError)
+
+
+def test_an_abort_after_the_end_rings_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    with ranks(2) as groups:
+        groups[0].close()
+        woken: list[Futex] = []
+        monkeypatch.setattr(Futex, "wake", lambda futex: woken.append(futex))
+        groups[0].abort(error_to_dict(ApplicationRuntimeError("the pump stopped")))
+        assert not woken
+        groups[1].abort(error_to_dict(ApplicationRuntimeError("the pump stopped")))
+        assert woken
 
 
 def test_a_very_long_error_still_arrives() -> None:

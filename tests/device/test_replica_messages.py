@@ -14,10 +14,13 @@ import pytest
 from podrun.collectives import RankLostError, RankMissingError, host_memory
 from podrun.collectives.linux import Futex
 from podrun.collectives.rendezvous import in_process
+from podrun.collectives.shared_memory import SharedMemoryGroup
 from podrun.core.error_codec import error_to_dict
 from podrun.core.errors import ApplicationRuntimeError, InternalError
+from podrun.device.program import replica_messages
 from podrun.device.program.replica_messages import (
     WINDOW,
+    Key,
     MachineLost,
     MachineMissing,
     ReplicaChannel,
@@ -166,6 +169,37 @@ def test_a_machine_that_does_not_send_is_named() -> None:
     assert caught.value.ranks == (RANKS[0],)
     channel.close()
     groups[0].close()
+
+
+def test_a_patient_machine_waits_no_longer_than_the_groups_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would look by itself after an hour."""
+    monkeypatch.setattr(host_memory, "_PATIENT_SLICE", 3600.0)
+    slept, wait = list[float](), Futex.wait
+
+    def noted(self: Futex, seen: int, seconds: float) -> None:
+        slept.append(seconds)
+        wait(self, seen, min(seconds, 0.05))
+
+    monkeypatch.setattr(Futex, "wait", noted)
+    groups = in_process(2, timeout=0.05)
+    channel = ReplicaChannel(groups[1], 0, RANKS, 0, 1)
+    with pytest.raises(MachineMissing):
+        channel.receive()
+    assert slept
+    assert max(slept) == 0.05
+    channel.close()
+    groups[0].close()
+
+
+@pytest.mark.parametrize("header", [((0, 4, 0), "float32", (3,)), ((0, 0, -1), "", ())])
+def test_a_message_of_another_size_than_its_header_says_is_refused(
+    channels: tuple[ReplicaChannel, ReplicaChannel], header: tuple[Key, str, tuple[int, ...]]
+) -> None:
+    memory = channels[0].group
+    assert isinstance(memory, SharedMemoryGroup)
+    memory.send(np.zeros(2, np.float32), 1, preface=replica_messages._header_of(*header))
+    with pytest.raises(InternalError, match="has 8 bytes, its header says"):
+        channels[1].receive()
 
 
 def test_waiting_for_what_nobody_sends_ends(ends: tuple[ReplicaMessages, ReplicaMessages]) -> None:

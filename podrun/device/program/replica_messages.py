@@ -12,6 +12,7 @@ error that names the machine.
 
 from __future__ import annotations
 
+import math
 import struct
 import threading
 from collections import deque
@@ -108,12 +109,17 @@ class ReplicaChannel:
         memory = self._in_memory
         try:
             if memory is not None:
-                header, _ = memory.receive_preface(self._other, _HEADER.size)
+                header, left = memory.receive_preface(self._other, _HEADER.size)
             else:
                 raw = np.empty(_HEADER.size, np.uint8)
                 self.group.receive(raw, self._other)
                 header = raw.tobytes()
             key, dtype, shape = _read_header(header)
+            nbytes = math.prod(shape) * dtype.itemsize if key[2] != _BATCH_DONE else 0
+            if memory is not None and left != nbytes:
+                raise InternalError(
+                    f"message {key} between machines has {left} bytes, its header says {nbytes}"
+                )
             if key[2] == _BATCH_DONE:
                 return key, None
             array = aligned_empty(shape, dtype)

@@ -39,9 +39,8 @@ class Doorbell:
     """One side's view of the blocks of all slots: each is `BLOCK_BYTES` of a region's bytes."""
 
     def __init__(self, blocks: Sequence[Array]) -> None:
-        self._blocks = list(blocks)  # keeps the mapping alive
-        address = self._blocks[0].ctypes.data
-        self._ring, self._answer = Futex(address), Futex(address + 4)
+        self._blocks = list(blocks)
+        self._ring, self._answer = Futex(self._blocks[0], 0), Futex(self._blocks[0], 4)
         self._heard = 0
 
     # The host's side.
