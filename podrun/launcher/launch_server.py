@@ -27,6 +27,7 @@ from podrun.partition.machines.ray_template import end_early_template
 
 if TYPE_CHECKING:
     from podrun.partition.client.vipu_client import VipuClient
+    from podrun.partition.machines.ray_pool import RayMachinePool
     from podrun.partition.server.service import Service
 
 
@@ -70,6 +71,8 @@ class LaunchServer:
     token: str = field(default="", repr=False)
     _client: VipuClient | None = None
     _service: Service | None = None
+    _pool: RayMachinePool | None = None
+    """The machines of podrun's own server, whose Ray may run before there is the server that closes them."""
 
     @property
     def client(self) -> VipuClient:
@@ -166,6 +169,8 @@ class LaunchServer:
         self.close_client()
         if self._service is not None:
             self._service.stop()
+        elif self._pool is not None:
+            self._pool.close()
 
     def _connect(self, address: ServerAddress, timeout: float | None = None) -> None:
         from podrun.partition.client.vipu_client import VipuClient
@@ -189,7 +194,7 @@ class LaunchServer:
 
             ray = resolve(ray, self.environ)
         self.token = make_token(self.environ, runtime_directory())
-        pool = RayMachinePool(cluster, address=ray, token=self.token)
+        self._pool = pool = RayMachinePool(cluster, address=ray, token=self.token)
         if ray is None and not spec.server.port:  # A port may be taken, and then nothing is started.
             fit_to_pod(spec, self.pod, pods_by_size)
             pool.begin()

@@ -361,3 +361,32 @@ def test_ray_begins_before_the_launchs_own_server_once_nothing_can_refuse_it(
         finally:
             server.close()
     assert BegunPool.begun == (begun or [])
+
+
+class ClosedPool(BegunPool):
+    """Notes that it was closed, too."""
+
+    def close(self, *, leave: bool = False) -> None:
+        """See `RayMachinePool`."""
+        super().close(leave=leave)
+        self.begun.append("closed")
+
+
+def test_a_ray_that_began_is_closed_where_the_launchs_own_server_cannot_be_made(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, silent_port: int
+) -> None:
+    def refuse(*args: object) -> None:
+        raise ServiceError("no room for a server")
+
+    monkeypatch.setenv("PODRUN_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr("podrun.partition.machines.ray_pool.RayMachinePool", ClosedPool)
+    monkeypatch.setattr("podrun.partition.server.service.Service", refuse)
+    monkeypatch.setattr(BegunPool, "begun", [])
+    environ = {"PATH": os.defpath, "IPUOF_VIPU_API_PORT": str(silent_port)}
+    line = parse_command_line(["--num-replicas=4", "true"])
+    spec = plan_launch(line.options, line.program, LaunchContext(environ, "/", "python"))
+    server = LaunchServer(CurrentLaunch(spec), environ, Log(stream=io.StringIO()))
+    with pytest.raises(ServiceError, match="no room"):
+        server.connect()
+    server.close()
+    assert BegunPool.begun == ["pod16", "closed"]

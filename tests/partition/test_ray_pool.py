@@ -6,13 +6,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from queue import Queue
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from podrun.core.cluster_file import load_cluster
-from podrun.core.errors import ServiceError
+from podrun.core.errors import DeadlineError, ServiceError
 from podrun.partition.machines import ray_pool
 from podrun.partition.machines.keeper import ListedMachine, MachineList
 from podrun.partition.machines.ray_pool import RayMachinePool
@@ -226,11 +227,13 @@ def test_a_machine_that_rays_memory_monitor_ended_says_so(taken: Taken, death: E
 class BegunEarly:
     """A pool whose Ray a launch begins: it is imported, and then starts when the test lets it, or fails."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, error: Exception | None = None) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, error: Exception | None = None, start_timeout: float = WAIT
+    ) -> None:
         self.start, self.sessions, self.error = threading.Event(), 0, error
         self.ended = False
         monkeypatch.setattr(ray_pool, "RaySession", self.session)
-        self.pool = RayMachinePool(load_cluster("pod16"), token="t" * 64)
+        self.pool = RayMachinePool(load_cluster("pod16"), token="t" * 64, start_timeout=start_timeout)
 
     def session(self, *args: Any, on_import: Callable[[], None], **options: Any) -> Any:
         self.sessions += 1
@@ -286,3 +289,33 @@ def test_whoever_needs_a_ray_that_did_not_begin_gets_the_error(monkeypatch: pyte
     assert begun.pool.session.alive  # A second attempt starts it anew.
     assert begun.sessions == 2
     begun.pool.close()
+
+
+class ImportedLate(BegunEarly):
+    """Ray's import takes until the test lets it go on. ``over``: what became of the session."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.over: Queue[str] = Queue()
+        super().__init__(monkeypatch, start_timeout=0.05)
+
+    def session(self, *args: Any, on_import: Callable[[], None], **options: Any) -> Any:
+        assert self.start.wait(WAIT)
+        try:
+            on_import()
+        except ServiceError as error:
+            self.over.put(error.message)
+            raise
+        self.over.put("started")
+        return None
+
+
+@pytest.mark.usefixtures("own_directory")
+def test_an_import_that_does_not_end_has_a_deadline_and_starts_nothing_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    late = ImportedLate(monkeypatch)
+    with pytest.raises(DeadlineError, match=r"Ray is not imported after 0\.05 s"):
+        late.pool.begin()
+    late.pool.close()  # Returns while Ray is imported.
+    late.start.set()
+    assert "closed" in late.over.get(timeout=WAIT)

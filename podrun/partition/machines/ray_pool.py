@@ -19,7 +19,7 @@ from typing import Any
 from podrun.core.access import make_token
 from podrun.core.cluster import Cluster
 from podrun.core.environment import environment, runtime_directory
-from podrun.core.errors import ServiceError
+from podrun.core.errors import DeadlineError, ServiceError
 from podrun.core.own_sockets import remove_server_socket, remove_stale_sockets
 from podrun.partition.machines.keeper import Keeper, ListedMachine, MachineList
 from podrun.partition.machines.pool import (
@@ -53,7 +53,8 @@ _IS_CLOSED = "the pool of machines was closed"
 class RayMachinePool(MachinePool):
     """A pool of Ray actors. ``address``: an existing Ray cluster to use; None: a private one on this host.
 
-    ``on_session`` is called once Ray runs. ``start_timeout``: seconds in which machines started together must be up.
+    ``on_session`` is called once Ray runs. ``start_timeout``: seconds in which Ray is imported, or machines started
+    together are up.
     ``options`` go to each machine. ``token``: the secret that callers of machines prove to know (by default this
     user's). ``keeper``: keeps the private Ray of a pool that is opened with a lease; its machines are detached actors.
     """
@@ -88,7 +89,7 @@ class RayMachinePool(MachinePool):
         self._watches_keeper = False
         self._taken_over: frozenset[str] | None = None
         self._closing, self._ray_is_closed = threading.Event(), False
-        self._ray_is_imported = threading.Event()
+        self._ray_is_imported, self._import_is_late = threading.Event(), False
         self._early_error: Exception | None = None
 
     def open(self, on_lost: OnLost, lease: Lease = NO_LEASE) -> None:
@@ -98,7 +99,8 @@ class RayMachinePool(MachinePool):
 
     def begin(self) -> None:
         """Start a private Ray in a thread before the first machine is asked for. Returns once Ray is imported: what it
-        then waits for, its processes, leaves the core to the caller. An error is raised by whoever needs Ray first.
+        then waits for, its processes, leaves the core to the caller. An error is raised by whoever needs Ray first,
+        but DeadlineError here if the import takes longer than ``start_timeout``.
         """
 
         def start() -> None:
@@ -112,7 +114,9 @@ class RayMachinePool(MachinePool):
                 self._ray_is_imported.set()
 
         threading.Thread(target=start, name="podrun-ray-begin", daemon=True).start()
-        self._ray_is_imported.wait()
+        if not self._ray_is_imported.wait(self._start_timeout):
+            self._import_is_late = True
+            raise DeadlineError(f"Ray is not imported after {self._start_timeout:g} s", hint=_SHORT)
 
     @property
     def session(self) -> RaySession:
@@ -142,21 +146,34 @@ class RayMachinePool(MachinePool):
             self._session = RaySession(
                 self._address,
                 keeper=kept,
-                on_import=self._ray_is_imported.set,
+                on_import=self._imported,
                 wanted=lambda: not self._closed,
             )
             self._on_session(self._session)
         return self._session
 
-    def close(self, *, leave: bool = False) -> None:
-        """See `MachinePool.close`."""
-        self._closing.set()
-        super().close(leave=leave)
+    def _imported(self) -> None:
+        """Let `begin` return. Raises ServiceError if the pool was closed meanwhile: nobody would end that Ray."""
+        self._ray_is_imported.set()
+        self._check_open()
+
+    def _take_session(self) -> RaySession | None:
+        """The session, which nobody gets any more, once no thread uses it; None also while the import is late: the
+        thread that imports holds the lock, and starts nothing afterwards."""
+        if self._import_is_late and not self._ray_is_imported.is_set():
+            return None
         with self._idle:
             # Ray must not end while a thread uses it; the thread soon notices that the pool is closed.
             self._idle.wait_for(lambda: not self._users_of_ray, self._start_timeout)
         with self._session_lock:
             session, self._session, self._ray_is_closed = self._session, None, True
+        return session
+
+    def close(self, *, leave: bool = False) -> None:
+        """See `MachinePool.close`."""
+        self._closing.set()
+        super().close(leave=leave)
+        session = self._take_session()
         if session is not None:
             self.places.remove_groups(session)
             session.close()
