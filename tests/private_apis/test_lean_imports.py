@@ -304,11 +304,17 @@ print("done")
 BUILT_BESIDE_A_CONNECTION = """
 import sys
 import threading
+from podrun.core.layout import IpuRange
 from podrun.popart.building.builder import Builder
 from podrun.popart.devices.device_manager import DeviceManager
+from podrun.popart.values.enums import DeviceConnectionType
 from podrun.private_apis.lean_imports import _WITH_ONNX, import_grpc
 
 manager = DeviceManager({})
+assert len(manager.enumerateDevices()) == manager.total_ipus
+assert "onnx" not in sys.modules, "a program that looks at devices needs no models"
+manager.FUNCTION(WHICH, connectionType=DeviceConnectionType.OnDemand)  # Attaching here would import JAX, and that much.
+assert "onnx" in sys.modules
 import_grpc()
 over = threading.Event()
 thread = threading.Thread(target=over.wait)
@@ -321,9 +327,16 @@ print(*{*_WITH_ONNX, "importlib.metadata", "google.protobuf.internal.python_mess
 
 
 @pytest.mark.system
-def test_a_builder_beside_the_threads_of_a_connection_does_without_parts_of_onnx() -> None:
+@pytest.mark.parametrize(
+    ("function", "which"),
+    [("acquireAvailableDevice", "1"), ("acquireDeviceById", "0"), ("acquireRange", "IpuRange(0, 1)")],
+)
+def test_a_builder_beside_the_threads_of_a_connection_does_without_parts_of_onnx(
+    function: str, which: str
+) -> None:
     """Programs take their device first, as `popdist.popart.getDevice` gives it, and build their model then."""
-    words = [sys.executable, "-c", BUILT_BESIDE_A_CONNECTION]
+    program = BUILT_BESIDE_A_CONNECTION.replace("FUNCTION", function).replace("WHICH", which)
+    words = [sys.executable, "-c", program]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120)
     assert (done.stdout, done.returncode) == ("done\n", 0), done.stderr
 

@@ -33,8 +33,6 @@ class DeviceManager:
     """Gives devices: ``DeviceManager().acquireAvailableDevice(4)``. Holds nothing itself."""
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
-        # A connection to machines has threads, beside which a model's builder would import all of ONNX.
-        import_onnx(version_beside("onnx"))
         self._pool = DevicePool(environ)
         self._timeout = 0
 
@@ -96,6 +94,7 @@ class DeviceManager:
     ) -> Acquisition:
         if not isinstance(count, int):
             raise incompatible("", f"numIpus is an int, not {count!r}.")
+        _import_models()
         order = _shuffled if criterion is DeviceSelectionCriterion.Random else list
         return self._pool.acquire(count, attach=_attaches(connection_type), order=order)
 
@@ -118,6 +117,7 @@ class DeviceManager:
 
         popart_exception if somebody else has one of them.
         """
+        _import_models()
         attach = connectionType is not DeviceConnectionType.OnDemand
         return self._described(self._pool.acquire_range(ipus, attach=attach), connectionType)
 
@@ -142,6 +142,7 @@ class DeviceManager:
         connectionType: DeviceConnectionType = DeviceConnectionType.Always,
     ) -> DeviceInfo | None:
         """The device with an id, or None if it is busy. poplar_exception if there is none of that id."""
+        _import_models()
         device = self._pool.acquire_by_id(id, attach=_attaches(connectionType))
         return None if device is None else self._described(device, connectionType, pattern)
 
@@ -194,6 +195,13 @@ class DeviceManager:
         device = self.createOfflineIPUDevice({"numIPUs": numIpus})
         device.device.target = "bow" if "bow" in system.lower() else "gc200"
         return device
+
+
+def _import_models() -> None:
+    """Import ONNX before a program that acquires a device, and so will run a model, connects to machines: a connection
+    has threads, beside which the model's builder would import all of ONNX.
+    """
+    import_onnx(version_beside("onnx"))
 
 
 def _attaches(connection_type: DeviceConnectionType) -> bool:
