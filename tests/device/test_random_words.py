@@ -79,10 +79,10 @@ def test_native_code_gives_these_words_on_every_processor(own_keys: bool) -> Non
             for level in range(
                 3
             ):  # Where a processor has no such instructions, the call uses those that it has.
-                native.rounding_level(level)
+                native.instruction_level(level)
                 np.testing.assert_array_equal(call(), right)
         finally:
-            native.rounding_level(2)
+            native.instruction_level(2)
 
 
 @pytest.mark.parametrize("by_native", [pytest.param(True, marks=needs_native), False])

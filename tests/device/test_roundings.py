@@ -106,8 +106,8 @@ def test_native_code_gives_the_bits_of_the_formula(case: str) -> None:
 
 @pytest.fixture
 def any_level() -> Iterator[Callable[[int], int]]:
-    yield native.rounding_level
-    native.rounding_level(2)
+    yield native.instruction_level
+    native.instruction_level(2)
 
 
 @pytest.mark.parametrize(("lanes", "most"), [(8, 1), (0, 0)])

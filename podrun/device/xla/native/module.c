@@ -174,6 +174,16 @@ vectors(PyObject *module, PyObject *most)
 }
 
 static PyObject *
+level(PyObject *module, PyObject *most)
+{
+    const long wanted = PyLong_AsLong(most);
+    if (PyErr_Occurred())
+        return NULL;
+    limit_instructions(wanted < 0 ? 0 : wanted < LEVELS ? (int)wanted : LEVELS);
+    return PyLong_FromLong(instruction_level());
+}
+
+static PyObject *
 guard(PyObject *module, PyObject *unused)
 {
     scratch_guard();
@@ -325,6 +335,7 @@ static PyMethodDef functions[] = {
     {"load", load, METH_O, PyDoc_STR("Load the library from a path. OSError says why not.")},
     {"guard", guard, METH_NOARGS, PyDoc_STR("Before the first plan, for tests: a crash where the library leaves its scratch memory.")},
     {"vectors", vectors, METH_O, PyDoc_STR("While nothing computes, for tests: have first layers use vectors of so many elements at most; how many they had.")},
+    {"instruction_level", level, METH_O, PyDoc_STR("While nothing computes, for tests: round and draw with instructions of this level at most (0: any processor's, 1: AVX2, 2: AVX-512); the level that is used.")},
     {"handler", handler, METH_NOARGS, PyDoc_STR("The handler of XLA's calls, for `jax.ffi.register_ffi_target`.")},
     {"network_handler", network_handler, METH_NOARGS, PyDoc_STR("The handler of XLA's calls of networks.")},
     {"prepare", prepare, METH_O, PyDoc_STR("Make what a convolution takes; the names of its algorithms. ValueError if there are none.")},

@@ -83,6 +83,21 @@ vector_lanes(void)
     return lanes < 0 ? processor_lanes() : lanes;
 }
 
+static int most_level = LEVELS - 1;
+
+int
+instruction_level(void)
+{
+    const int wide = vector_lanes(), can = wide >= 16 ? 2 : wide >= 8 ? 1 : 0;
+    return can < most_level ? can : most_level;
+}
+
+void
+limit_instructions(int most)
+{
+    most_level = most < 0 ? 0 : most < LEVELS ? most : LEVELS - 1;
+}
+
 int
 planes_can(void)
 {

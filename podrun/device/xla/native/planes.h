@@ -19,8 +19,11 @@ int planes_lanes(void);
 
 /* The same for loops of this module, 16 or 8, 0 for none: before the library is loaded, those of the processor. */
 int vector_lanes(void);
-/* Which functions to use of those for any processor (0), AVX2 (1) and AVX-512 (2): rounding.c. */
-int function_level(void);
+
+/* Which functions to use of those compiled for any processor (0), AVX2 (1) and AVX-512 (2); from now on of this level at most. */
+enum { LEVELS = 3 };
+int instruction_level(void);
+void limit_instructions(int most);
 
 /* Whether there are such vectors, and whether it is one of these. */
 int planes_can(void);

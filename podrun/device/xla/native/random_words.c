@@ -12,7 +12,7 @@
 #include "workers.h"
 #include "xla_ffi.h"
 
-enum { OPERANDS = 4, LEVELS = 3, PART = 1 << 16 };
+enum { OPERANDS = 4, PART = 1 << 16 };
 
 /* Keys and counters of `count` words, and where the words go. Without `own_keys` all have the first key. */
 typedef struct {
@@ -71,7 +71,7 @@ words_part(void *what, int i)
                         all->out_high + start,
                         rest < PART ? rest : PART,
                         all->own_keys};
-    functions[function_level()](&part);
+    functions[instruction_level()](&part);
 }
 
 /* Its number: words of each half. Its arrays: both words of the key, one key or one for each word; the counters. Its result

@@ -14,7 +14,7 @@
 #include "workers.h"
 #include "xla_ffi.h"
 
-enum { NUMBERS = 9, MOST_VALUES = 2, WORDS = 2, LEVELS = 3, PART = 1 << 16, BLOCK = 1 << 10 };
+enum { NUMBERS = 9, MOST_VALUES = 2, WORDS = 2, PART = 1 << 16, BLOCK = 1 << 10 };
 enum { NOTHING, ADD, SUBTRACT, MULTIPLY, DIVIDE, ROOT, OPERATIONS }; /* before the rounding */
 enum { AS_IT_IS, TO_NAN, TO_GREATEST, CLIPS };                       /* what becomes of infinities */
 
@@ -142,14 +142,6 @@ FOR_PROCESSOR(on_avx512, "avx512f,avx512bw,avx512dq,avx512vl")
 
 #define FUNCTIONS(NAME) {round_##NAME, combine_##NAME, clip_##NAME, widen_##NAME, narrow_##NAME}
 static const Functions functions[LEVELS] = {FUNCTIONS(on_any), FUNCTIONS(on_avx2), FUNCTIONS(on_avx512)};
-static int most_level = LEVELS - 1;
-
-int
-function_level(void)
-{
-    const int lanes = vector_lanes(), can = lanes >= 16 ? 2 : lanes >= 8 ? 1 : 0;
-    return can < most_level ? can : most_level;
-}
 
 /* Element i of an operand of the operation is that number `i / inner % count` of its array, of halves or float32. */
 typedef struct {
@@ -214,7 +206,7 @@ round_part(void *what, int i)
     const Rounding *r = what;
     const unsigned before = MODE();
     const int64_t all = r->each * r->count, start = (int64_t)i * PART, stop = all - start < PART ? all : start + PART;
-    const Functions *use = &functions[function_level()];
+    const Functions *use = &functions[instruction_level()];
     SET_MODE(before | FLUSHES);
     for (int64_t at = start; at < stop;) {
         const int64_t state = at / r->each, offset = state * r->each, end = offset + r->each < stop ? offset + r->each : stop;
@@ -277,18 +269,7 @@ rounding_handler(PyObject *module, PyObject *unused)
     return PyCapsule_New((void *)handle_rounding, NULL, NULL);
 }
 
-static PyObject *
-rounding_level(PyObject *module, PyObject *most)
-{
-    const long wanted = PyLong_AsLong(most);
-    if (PyErr_Occurred())
-        return NULL;
-    most_level = wanted < 0 ? 0 : wanted < LEVELS ? (int)wanted : LEVELS - 1;
-    return PyLong_FromLong(function_level());
-}
-
 PyMethodDef rounding_functions[] = {
     {"rounding_handler", rounding_handler, METH_NOARGS, PyDoc_STR("The handler of XLA's calls of stochastic rounding.")},
-    {"rounding_level", rounding_level, METH_O, PyDoc_STR("While nothing computes, for tests: round and draw with instructions of this level at most (0: any processor's, 1: AVX2, 2: AVX-512); the level that is used.")},
     {NULL, NULL, 0, NULL},
 };
