@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import importlib
 import os
 import signal
 import socket
@@ -36,6 +38,10 @@ for _name in ("_get_local_constants", "_local_constants"):
         f"this Hypothesis has no {providers.__name__}.{_name}: see how it collects constants of modules"
     )
 providers._get_local_constants = lambda: providers._local_constants
+
+# Torch's compiler imports triton, if torch came with it. After TensorFlow in one process that ends in a crash.
+with contextlib.suppress(ImportError):
+    importlib.import_module("triton")
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent

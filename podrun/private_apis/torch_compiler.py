@@ -3,10 +3,14 @@
 spare_compiler()
 mode = lean_fake_mode(allow_non_fake_inputs=True)
 
-Importing `torch._dynamo` takes as long as torch itself, with sympy, Inductor and all. Torch does so the first time
-that it calls a function that its compiler leaves alone (``torch._compile._disable_dynamo``: methods of optimizers,
-dispatch modes, most references of operators), and for three settings and names that modes of fake tensors read. A
-function that the compiler leaves alone runs as it is while there is no compiler, and the settings have their defaults.
+Importing `torch._dynamo` takes as long as torch itself, with sympy, Inductor and all. Torch does so in two cases:
+
+- It calls a function that its compiler leaves alone (``torch._compile._disable_dynamo``: methods of optimizers,
+  dispatch modes, most references of operators). While there is no compiler such a function runs as it is
+  (`spare_compiler`).
+- Modes of fake tensors read settings and names of the compiler, by the attribute ``torch._dynamo`` (`_Torch`), by
+  ``import torch._dynamo.config`` and by ``from torch._dynamo.source import X`` (`_import`, which gives `_Compiler`).
+  Copies of their methods see these in place of torch's (`lean_fake_mode`). Settings have their defaults.
 
 The compiler is not replaced: nothing stands for it in ``sys.modules`` or as an attribute of torch. A program that
 imports or uses it, at any time and in any thread, gets it as ever, and from then on torch's own code runs. A torch
@@ -31,27 +35,35 @@ from podrun.private_apis import find_name
 
 COMPILER = "torch._dynamo"
 _DISABLED = "__dynamo_disable"
-"""The attribute in which a function that the compiler leaves alone keeps its form for it."""
+"""The attribute in which torch keeps the function that it calls in place of one that the compiler leaves alone."""
+
+
+def _there() -> bool:
+    """Whether the compiler is imported as a whole: while another thread imports it, nothing of it can be used."""
+    module = sys.modules.get(COMPILER)
+    return module is not None and not getattr(module.__spec__, "_initializing", False)
 
 
 def spare_compiler() -> None:
     """Let functions that torch's compiler leaves alone run as they are until the compiler is imported.
 
-    They read their form for the compiler with ``getattr``, which is a name of their module from here on. The compiler
-    is told to leave that function alone, so that no program it compiles holds it. Nothing is done if the compiler is
-    there, or for a torch that takes no such order.
+    Torch asks with ``getattr`` what to call in their place; `_sparing_getattr` answers from here on. The compiler is
+    told to skip that function, so that no program it compiles holds it. Nothing is done if the compiler is there, or
+    for a torch whose compiler cannot be told so.
     """
     module, frames = sys.modules.get("torch._compile"), find_name("torch._C._dynamo.eval_frame")
-    if COMPILER in sys.modules or module is None or not hasattr(frames, "_FrameExecStrategy"):
+    if _there() or module is None or not hasattr(frames, "_FrameExecStrategy"):
         return
     actions = frames._FrameAction
     alone = frames._FrameExecStrategy(actions.SKIP, actions.DEFAULT)
-    frames.set_code_exec_strategy(_form_for_compiler.__code__, alone)
-    vars(module)["getattr"] = _form_for_compiler
+    frames.set_code_exec_strategy(_sparing_getattr.__code__, alone)
+    vars(module)["getattr"] = _sparing_getattr
 
 
-def _form_for_compiler(owner: object, name: str, *default: object) -> object:
-    if name == _DISABLED and COMPILER not in sys.modules:
+def _sparing_getattr(owner: object, name: str, *default: object) -> object:
+    """``getattr`` for `torch._compile`: while there is no compiler, what is called in place of ``owner`` is ``owner``
+    itself. Afterwards it removes itself."""
+    if name == _DISABLED and not _there():
         return owner
     vars(sys.modules["torch._compile"]).pop("getattr", None)
     return getattr(owner, name, *default)
@@ -59,7 +71,7 @@ def _form_for_compiler(owner: object, name: str, *default: object) -> object:
 
 def lean_fake_mode(**settings: bool) -> Any:
     """Torch's ``FakeTensorMode(**settings)``, which imports the compiler only for what is no default."""
-    return (fake_tensor.FakeTensorMode if COMPILER in sys.modules else _sparing_mode())(**settings)
+    return (fake_tensor.FakeTensorMode if _there() else _sparing_mode())(**settings)
 
 
 @functools.cache
@@ -127,7 +139,7 @@ class _Compiler:
         self._name, self._known = name, known
 
     def __getattr__(self, name: str) -> Any:
-        if COMPILER not in sys.modules and name in self._known:
+        if not _there() and name in self._known:
             return self._known[name]
         return getattr(importlib.import_module(self._name), name)
 
@@ -136,7 +148,7 @@ class _Torch:
     """Stands for torch in methods that need little of its compiler."""
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_dynamo" and COMPILER not in sys.modules:
+        if name == "_dynamo" and not _there():
             return _COMPILER
         return getattr(torch, name)
 
@@ -159,7 +171,7 @@ def _import(
 ) -> Any:
     """``__import__``, but for `_MODULES` while nobody has imported the compiler; ``import torch.x`` gives `_Torch`."""
     package, _, last = name.rpartition(".")
-    if package == COMPILER and last in _MODULES and COMPILER not in sys.modules:
+    if package == COMPILER and last in _MODULES and not _there():
         return _MODULES[last] if fromlist else _TORCH
     module = builtins.__import__(name, globals, locals, fromlist or (), level)
     return _TORCH if module is torch else module

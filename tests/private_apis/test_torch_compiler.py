@@ -101,6 +101,35 @@ with mode:
 print("done")
 """
 
+TOGETHER = (
+    """
+started, imported, problems = threading.Event(), threading.Event(), []
+
+def capture():
+    try:
+        for number in range(100_000):
+            assert fakes() == spared
+            optimizer.zero_grad()
+            started.set()
+            if imported.is_set():
+                break
+    except BaseException as error:
+        problems.append(error)
+        started.set()
+
+thread = threading.Thread(target=capture)
+thread.start()
+assert started.wait(100)
+import torch._dynamo
+
+assert torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2)).tolist() == [2, 2]
+imported.set()
+thread.join(100)
+assert not thread.is_alive() and not problems, problems
+"""
+    + SAME
+)
+
 SETTINGS = """
 import os
 from podrun.private_apis import torch_compiler
@@ -146,7 +175,9 @@ def output(program: str, **variables: str) -> str:
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("optimizer", ["torch.optim.Adam", "poptorch.optim.SGD"])
+@pytest.mark.parametrize(
+    "optimizer", [pytest.param("torch.optim.Adam", marks=pytest.mark.slow), "poptorch.optim.SGD"]
+)
 def test_a_training_program_does_without_the_compiler(optimizer: str) -> None:
     made = f"optimizer = {optimizer}(model.parameters(), lr=0.01)"
     assert output(TRAIN.replace("OPTIMIZER", made)) == "done\n"
@@ -156,24 +187,34 @@ def test_a_training_program_does_without_the_compiler(optimizer: str) -> None:
 @pytest.mark.parametrize(
     "rest",
     [
-        SAME,
-        COMPILED.replace("IN_TURN", IN_THIS_THREAD),
-        COMPILED.replace("IN_TURN", IN_A_THREAD),
-        CONFIGURED,
-        MEANWHILE,
+        pytest.param(SAME, marks=pytest.mark.slow),
+        pytest.param(COMPILED.replace("IN_TURN", IN_THIS_THREAD), marks=pytest.mark.slow),
+        pytest.param(COMPILED.replace("IN_TURN", IN_A_THREAD), marks=pytest.mark.slow),
+        pytest.param(CONFIGURED, marks=pytest.mark.slow),
+        pytest.param(MEANWHILE, marks=pytest.mark.slow),
+        TOGETHER,
     ],
-    ids=["same tensors", "compiled", "compiled in a thread", "configured", "imported meanwhile"],
+    ids=[
+        "same tensors",
+        "compiled",
+        "compiled in a thread",
+        "configured",
+        "imported meanwhile",
+        "imported by another thread",
+    ],
 )
 def test_a_program_may_use_the_compiler_afterwards(rest: str) -> None:
     assert output(PREPARE + rest) == "done\n"
 
 
+@pytest.mark.slow
 @pytest.mark.system
 def test_a_program_may_use_the_compiler_before() -> None:
     program = "import torch._dynamo\n" + PREPARE[: PREPARE.index('assert "torch._dynamo" not')]
     assert output(program + COMPILED.replace("IN_TURN", IN_THIS_THREAD)) == "done\n"
 
 
+@pytest.mark.slow
 @pytest.mark.system
 def test_the_settings_are_those_of_the_compiler() -> None:
     assert output(SETTINGS) == "done True False\n"

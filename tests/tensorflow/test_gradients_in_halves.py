@@ -127,6 +127,25 @@ def test_gradients_of_one_forward_pass_have_one_mask(ipu: Any, by: str) -> None:
     assert not np.array_equal(masks[0], later)
 
 
+def test_gradients_stop_where_they_are_told_to_and_are_zeros_where_asked_for(ipu: Any) -> None:
+    import tensorflow as tf
+
+    values = np.arange(8, dtype=np.float32)
+    strategy = strategy_on_one_ipu(ipu, False)
+    with strategy.scope():
+
+        @tf.function(jit_compile=True)
+        def step(x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
+            inner = x * x
+            stopped = tf.gradients(inner * x, x, stop_gradients=[inner])
+            return stopped + tf.gradients(inner * x, [x, y], unconnected_gradients="zero")
+
+        stopped, whole, unconnected = (t.numpy() for t in strategy.run(step, args=[values, values]))
+    np.testing.assert_allclose(stopped, values**2, rtol=1e-6)
+    np.testing.assert_allclose(whole, 3 * values**2, rtol=1e-6)
+    np.testing.assert_array_equal(unconnected, np.zeros(8))
+
+
 def test_gradients_pass_products_and_sums_that_overflow(ipu: Any) -> None:
     """As in the SDK, whose gradients of a product are made of its inputs; they were zero."""
     import tensorflow as tf

@@ -7,6 +7,7 @@ source as output. A source to which no path leads has the gradient None, as in T
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -172,18 +173,22 @@ def install_cuts(is_differentiated_here: Callable[[Sequence[Any], Sequence[Any]]
     helper, tape_gradient = helper_module._GradientsHelper, tf.GradientTape.gradient
     if getattr(helper, "cuts", False):
         return
+    parameters = inspect.signature(helper)
 
     def gradients(ys: Any, xs: Any, grad_ys: Any = None, *args: Any, **options: Any) -> Any:
         if not in_program() and not (_is_graph() and is_differentiated_here(_flat(ys), _flat(xs))):
             return helper(ys, xs, grad_ys, *args, **options)
         sources = _flat(xs)
+        # TensorFlow gives the settings by position.
+        settings = parameters.bind(ys, xs, grad_ys, *args, **options).arguments
+        stops = settings.get("stop_gradients")
         results = cut_gradients(
             _flat(ys),
             sources,
             None if grad_ys is None else _flat(grad_ys),
-            _flat(options.get("stop_gradients") or []),
+            [] if stops is None else _flat(stops),
         )
-        return _zeros_for_none(results, sources, options.get("unconnected_gradients"))
+        return _zeros_for_none(results, sources, settings.get("unconnected_gradients"))
 
     def gradient(
         self: Any,

@@ -78,18 +78,31 @@ def _shifted(path: Sequence[Node], names: Collection[str]) -> list[Node]:
     return nodes
 
 
+def _stopped(path: Sequence[Node], names: Collection[str]) -> list[Node]:
+    """The nodes where no gradient passes to what is before each of these tensors."""
+    nodes: list[Node] = []
+    for node in path:
+        own = [output for output in node.outputs if output in names]
+        renamed = tuple(f"{o}/unstopped" if o in own else o for o in node.outputs)
+        nodes.append(replace(node, outputs=renamed) if own else node)
+        nodes += [Node("StopGradient", DOMAIN, f"{o}/stopped", (f"{o}/unstopped",), (o,)) for o in own]
+    return nodes
+
+
 def differentiate(
     builder: GraphBuilder,
     targets: Sequence[str],
     sources: Sequence[str],
     incoming: dict[int, str],
     zeros: Callable[[str], np.ndarray],
+    stops: Collection[str] = (),
 ) -> list[str]:
-    """Add the node; returns the names of the gradients, one for each source. ``zeros``: zeros like a source."""
+    """Add the node; returns the names of the gradients, one for each source. ``zeros``: zeros like a source. ``stops``:
+    tensors through which no gradient passes to what is before them."""
     behind = _behind_others(builder, sources)
     between = _between(builder, [s for s in sources if s not in behind], targets)
     cuts = {id(node) for node in between if node.op_type == "Differentiate"}
-    path = _shifted(between, behind)
+    path = _shifted(_stopped(between, stops), behind)
     shifts = {name: builder.constant(zeros(name)) for name in behind}
     label = builder.unique("gradients")
     gradients = [f"{label}:{i}" for i in range(len(sources))]

@@ -263,7 +263,8 @@ def _gradients(
     def zeros(name: str) -> np.ndarray:
         return np.zeros(kinds[name].shape.as_list(), kinds[name].dtype.as_numpy_dtype)
 
-    results = differentiate(builder, names[:targets], list(dict.fromkeys(wanted)), incoming, zeros)
+    stops = names[targets + sources + len(incoming) :]
+    results = differentiate(builder, names[:targets], list(dict.fromkeys(wanted)), incoming, zeros, stops)
     builder.facts.losses[builder.originals[results[0]].label] = scalar
     placed = dict(zip(dict.fromkeys(wanted), results, strict=True))
     return [placed[name] for name in wanted]
