@@ -61,8 +61,12 @@ def spare_compiler() -> None:
 
 
 def _sparing_getattr(owner: object, name: str, *default: object) -> object:
-    """``getattr`` for `torch._compile`: while there is no compiler, what is called in place of ``owner`` is ``owner``
-    itself. Afterwards it removes itself."""
+    """Stands for ``getattr`` in the module ``torch._compile``, which asks what to call in place of a function,
+    ``owner``.
+
+    Before the compiler is imported it gives ``owner`` itself. Afterwards it removes itself from the module and does
+    what ``getattr`` does.
+    """
     if name == _DISABLED and not _there():
         return owner
     vars(sys.modules["torch._compile"]).pop("getattr", None)
@@ -70,13 +74,17 @@ def _sparing_getattr(owner: object, name: str, *default: object) -> object:
 
 
 def lean_fake_mode(**settings: bool) -> Any:
-    """Torch's ``FakeTensorMode(**settings)``, which imports the compiler only for what is no default."""
+    """A ``FakeTensorMode`` of torch with these settings, which does not import the compiler unless a method needs
+    more of it than settings and sources.
+    """
     return (fake_tensor.FakeTensorMode if _there() else _sparing_mode())(**settings)
 
 
 @functools.cache
 def _sparing_mode() -> Any:
-    """Torch's mode, and the converters that it makes, with methods that do without the compiler."""
+    """A subclass of torch's ``FakeTensorMode`` whose methods do not import the compiler. The converters that it
+    makes are such subclasses too.
+    """
     names = dict[str, Any]()
     for kind in (meta_utils.MetaConverter, fake_tensor.FakeTensorConverter, fake_tensor.FakeTensorMode):
         methods = {
@@ -89,14 +97,16 @@ def _sparing_mode() -> Any:
 
 
 def _names_compiler(code: CodeType) -> bool:
-    """Whether a function, or one inside it, imports or reads torch's compiler."""
+    """Whether the code of a function, or of one defined inside it, names ``torch._dynamo``."""
     if any(name == "_dynamo" or name.startswith(COMPILER) for name in code.co_names):
         return True
     return any(_names_compiler(inner) for inner in code.co_consts if isinstance(inner, CodeType))
 
 
 def _sparing(function: FunctionType, others: Mapping[str, Any]) -> FunctionType:
-    """``function`` of torch as it is, with `_Torch` for torch, and ``others`` for more of its module's names."""
+    """A copy of a function of torch that sees `_Torch` by the name ``torch``, `_import` as ``__import__``, and
+    ``others`` in place of those names of its module.
+    """
     builtin_names = {**vars(builtins), "__import__": _import}
     names = {**function.__globals__, **others, "torch": _TORCH, "__builtins__": builtin_names}
     copy = FunctionType(
@@ -107,8 +117,8 @@ def _sparing(function: FunctionType, others: Mapping[str, Any]) -> FunctionType:
 
 
 def default_settings(variables: Mapping[str, str]) -> dict[str, Any]:
-    """Settings of torch's compiler that modes of fake tensors read, as ``torch/_dynamo/config.py`` takes them from the
-    environment.
+    """Settings of torch's compiler that modes of fake tensors read, as ``torch/_dynamo/config.py`` takes them from
+    the environment.
     """
     return {
         "fake_tensor_cache_enabled": variables.get("TORCH_FAKE_TENSOR_DISPATCH_CACHE", "1") == "1",
@@ -120,8 +130,8 @@ def default_settings(variables: Mapping[str, str]) -> dict[str, Any]:
 
 
 class _Source:
-    """Where a tensor comes from, in words. Torch gives these names to its symbolic sizes, and fake tensors with plain
-    numbers for sizes have none.
+    """Stands for classes of ``torch._dynamo.source``: a text that says where a tensor comes from. Torch only names
+    symbolic sizes by it, which fake tensors here do not have.
     """
 
     def __init__(self, *parts: object) -> None:
@@ -129,11 +139,13 @@ class _Source:
 
 
 class _RandomValueSource(_Source):
-    """Torch asks whether a tensor comes from one."""
+    """Stands for the class of that name in ``torch._dynamo.source``; torch tests sources with ``isinstance``."""
 
 
 class _Compiler:
-    """Stands for ``torch._dynamo``, or for a module in it, in methods that need little of it."""
+    """Stands for the module ``name`` of the compiler in copied methods: it has the attributes ``known``, and
+    imports the module for any other.
+    """
 
     def __init__(self, name: str, known: Mapping[str, Any]) -> None:
         self._name, self._known = name, known
@@ -145,7 +157,9 @@ class _Compiler:
 
 
 class _Torch:
-    """Stands for torch in methods that need little of its compiler."""
+    """Stands for the module torch in copied methods: it has `_COMPILER` as ``_dynamo`` until the compiler is
+    imported.
+    """
 
     def __getattr__(self, name: str) -> Any:
         if name == "_dynamo" and not _there():
@@ -169,7 +183,9 @@ def _import(
     fromlist: tuple[str, ...] | None = (),
     level: int = 0,
 ) -> Any:
-    """``__import__``, but for `_MODULES` while nobody has imported the compiler; ``import torch.x`` gives `_Torch`."""
+    """What copied methods call for ``import``: Python's ``__import__``, but it gives `_MODULES` for modules of a
+    compiler that is not imported yet, and `_Torch` for torch.
+    """
     package, _, last = name.rpartition(".")
     if package == COMPILER and last in _MODULES and not _there():
         return _MODULES[last] if fromlist else _TORCH

@@ -43,9 +43,12 @@ _UNBOUNDED = frozenset(
 
 
 def most_operations(module: MlirModule) -> float:
-    """Floating point operations that XLA counts in ``module`` at most; infinite where the text does not tell, as for
-    loops. Source: XLA's ``HloCostAnalysis`` counts two for each product of a matrix product or convolution, and one for
-    each element of most other operations."""
+    """A number that XLA's count of a module's floating point operations does not exceed.
+
+    It is infinite for modules with loops and other operations whose types do not tell their work. Source: XLA's
+    ``HloCostAnalysis`` counts two for each product of a matrix product or convolution, and one for each element of most
+    other operations.
+    """
     functions = {
         op.operation.attributes["sym_name"].value: op.operation
         for block in module.operation.regions[0]

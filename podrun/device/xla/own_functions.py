@@ -52,7 +52,7 @@ class OwnFunction:
     replace: Callable[[ModuleType, MlirOperation], None]
 
     def matches(self, symbol: str) -> bool:
-        """Whether a symbol (``@name``) is this function's."""
+        """Whether a function's symbol in StableHLO, such as ``@name`` or ``@name_3``, has this function's name."""
         return re.fullmatch(rf"@{self.name}(_\d+)?", symbol) is not None
 
 
@@ -86,7 +86,7 @@ def _calls(module: MlirModule, function: OwnFunction) -> list[MlirOperation]:
 
 
 def _erase_uncalled(module: MlirModule, function: OwnFunction) -> None:
-    """Erase the functions of that name but those that calls with other types still name."""
+    """Erase the module's functions with that name that no call names any more."""
     called = {str(op.attributes["callee"]) for op in nested(module.operation) if op.name == "func.call"}
     for op in list(module.body.operations):
         symbol = f"@{op.attributes['sym_name'].value}"
@@ -95,12 +95,15 @@ def _erase_uncalled(module: MlirModule, function: OwnFunction) -> None:
 
 
 def rewrite_random_words(lowered: Lowered, available: Callable[[], bool]) -> int:
-    """`replace_function` for random words."""
+    """Replace the calls for random words in a lowered piece by native calls, in place. Returns how many.
+
+    ``available``: whether the C module is there, asked only if there is such a call.
+    """
     return replace_function(lowered, _WORDS, available)
 
 
 def operations_of_words(module: MlirModule) -> int:
-    """Operations that XLA counts for the random words of a module before they are replaced."""
+    """How many operations of a module XLA counts for random words, before native calls replace these."""
     return OPERATIONS_PER_COUNTER * sum(math.prod(op.operands[2].type.shape) for op in _calls(module, _WORDS))
 
 

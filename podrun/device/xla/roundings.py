@@ -39,7 +39,10 @@ _WORTH_REUSING = 1 << 16
 
 
 def rewrite_roundings(lowered: Lowered, available: Callable[[], bool]) -> int:
-    """`replace_function` for stochastic roundings."""
+    """Replace the stochastic roundings in a lowered piece by native calls, in place. Returns how many.
+
+    ``available``: whether the C module is there, asked only if there is such a call.
+    """
     return replace_function(lowered, OwnFunction(ROUNDING, _is_rounding, _replace), available)
 
 

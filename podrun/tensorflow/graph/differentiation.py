@@ -79,7 +79,9 @@ def _shifted(path: Sequence[Node], names: Collection[str]) -> list[Node]:
 
 
 def _stopped(path: Sequence[Node], names: Collection[str]) -> list[Node]:
-    """The nodes where no gradient passes to what is before each of these tensors."""
+    """The nodes of ``path`` with a ``StopGradient`` behind the maker of each tensor in ``names``: gradients of
+    the tensor do not reach what it was computed from.
+    """
     nodes: list[Node] = []
     for node in path:
         own = [output for output in node.outputs if output in names]
@@ -98,7 +100,7 @@ def differentiate(
     stops: Collection[str] = (),
 ) -> list[str]:
     """Add the node; returns the names of the gradients, one for each source. ``zeros``: zeros like a source. ``stops``:
-    tensors through which no gradient passes to what is before them."""
+    tensors whose gradients do not reach what they were computed from."""
     behind = _behind_others(builder, sources)
     between = _between(builder, [s for s in sources if s not in behind], targets)
     cuts = {id(node) for node in between if node.op_type == "Differentiate"}
